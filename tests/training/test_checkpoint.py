@@ -95,14 +95,6 @@ def test_the_file_is_private_and_says_so(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.run"]
 
 
-def test_a_finished_run_is_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "a.run"
-    each = trainer()
-    first = each.fit(**SETTINGS, publish=True, checkpoint=path)
-    again = each.fit(**SETTINGS, publish=True, checkpoint=path)
-    assert torch.equal(weights(first.model), weights(again.model))
-
-
 def test_a_published_run_resumes_and_is_charged_once(tmp_path: Path) -> None:
     path = tmp_path / "a.run"
     ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))

@@ -257,60 +257,6 @@ def test_what_a_model_writes_to_its_buffers_is_forgotten() -> None:
     assert model.seen == 0
 
 
-# --- A published model is never lost. ---
-
-
-@pytest.mark.parametrize("shape", [(600, 1), (600, 2)], ids=["n x 1", "multi-label"])
-def test_a_metric_that_cannot_take_the_targets_is_refused_before_a_charge(shape: Any) -> None:
-    targets = Y.float().unsqueeze(1).expand(shape).clone()
-    data = TrainTest(X, targets, X[:97], targets[:97])
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - targets).square().mean(1)
-
-    settings: dict[str, Any] = {"learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0}
-    settings |= {"batch_size": 100, "epochs": 1}
-    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
-    if shape[1] > 1:
-        with pytest.raises(ValueError, match="`metric` cannot take outputs of shape"):
-            DPTrainer(lambda: nn.Linear(3, shape[1]), loss, data)
-        trainer = DPTrainer(
-            lambda: nn.Linear(3, shape[1]),
-            loss,
-            data,
-            metric=lambda outputs, targets: -float((outputs - targets).square().mean()),
-        )
-    else:
-        trainer = DPTrainer(lambda: nn.Linear(3, 1), loss, data)
-    trained = trainer.fit(publish=True, ledger=ledger, **settings)
-    assert isinstance(trained.accuracy, float) and len(ledger.entries()) == 1
-
-
-def test_an_error_of_the_metric_after_training_leaves_the_model() -> None:
-    calls = []
-
-    def fails_later(outputs: Tensor, targets: Tensor) -> float:
-        calls.append(1)
-        if len(calls) > 1:
-            raise ZeroDivisionError("no positive record")
-        return 0.5
-
-    trainer = DPTrainer(lambda: logistic_regression(3), logistic_loss, DATA, metric=fails_later)
-    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
-    with pytest.warns(UserWarning, match="returned without an accuracy"):
-        trained = trainer.fit(
-            publish=True,
-            ledger=ledger,
-            learning_rate=0.1,
-            clip_norm=1.0,
-            noise_multiplier=2.0,
-            batch_size=100,
-            epochs=1,
-        )
-    assert trained.accuracy is None and len(ledger.entries()) == 1
-    assert isinstance(trained.model, nn.Module)
-
-
 # --- A delta that promises nothing. ---
 
 TRAINING: dict[str, Any] = {"learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 2.0}

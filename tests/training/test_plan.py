@@ -8,18 +8,15 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from scipy import stats
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.privacy.guarantee import FixedBatchSGDLoss, PoissonSGDLoss
 from botorch_dp.training import TrainingPlan, TrainingSettings
 from botorch_dp.training.plan import make_plan
-from botorch_dp.training.randomness import SeededRandomness, SystemRandomness
-from tests.training.helpers import BATCHES, FALSE_ALARM
+from tests.training.helpers import BATCHES
 
 GOOD = {
     "num_records": 1000,
@@ -148,15 +145,6 @@ def test_numbers_of_other_libraries_become_plain() -> None:
     assert json.loads(json.dumps(plan.to_dict())) == plan.to_dict()
 
 
-COINS = [SeededRandomness(0, torch.device("cpu")), SystemRandomness()]
-both_kinds = pytest.mark.parametrize("coins", COINS, ids=["seeded", "system"])
-
-
-def batches_of(num_records: int, batch_size: int, sampling: str) -> TrainingPlan:
-    settings = {**GOOD, "num_records": num_records, "batch_size": batch_size}
-    return TrainingPlan(**settings, sampling=sampling)
-
-
 def test_batches_of_fixed_size_know_one_relation() -> None:
     for sampling, relation in (
         ("without_replacement", NeighboringRelation.ADD_OR_REMOVE_ONE),
@@ -210,43 +198,6 @@ def test_a_target_is_met_and_never_exceeded(batches: str, target: float) -> None
             make_plan({**settings, **chosen}, **fixed)
     with pytest.raises(ValueError, match="target_epsilon"):
         make_plan({**settings, "target_epsilon": 0.0}, **fixed)
-
-
-@both_kinds
-@pytest.mark.parametrize(("population", "size"), [(1, 1), (9, 9), (60, 6)])
-def test_fixed_batches_have_their_size_and_no_record_twice(
-    coins: SystemRandomness, population: int, size: int
-) -> None:
-    batches = batches_of(population, size, "without_replacement").draw_batches(coins, 50)
-    for batch in batches:
-        assert batch.dtype == torch.long
-        assert len(batch) == len(batch.unique()) == size
-        assert 0 <= int(batch.min()) <= int(batch.max()) < population
-    if size < population:
-        assert len({tuple(sorted(batch.tolist())) for batch in batches}) > 1
-
-
-@both_kinds
-def test_poisson_batches_hold_each_record_with_probability_m_over_n(
-    coins: SystemRandomness,
-) -> None:
-    batches = batches_of(50, 5, "poisson").draw_batches(coins, 2000)
-    sizes = torch.tensor([len(batch) for batch in batches])
-    assert stats.binomtest(int(sizes.sum()), 50 * 2000, 0.1).pvalue > FALSE_ALARM
-    # As in n independent coins, the size varies by sqrt(n p (1 - p)) = 2.1; n - 1 batches would
-    # not.
-    spread = float(sizes.double().var()) / (50 * 0.1 * 0.9)
-    low, high = stats.chi2.ppf([1e-3 * FALSE_ALARM, 1 - 1e-3 * FALSE_ALARM], 1999) / 1999
-    assert low < spread < high
-    assert all(len(batch) == len(batch.unique()) for batch in batches)
-
-
-@both_kinds
-def test_poisson_batches_may_be_empty_or_everyone(coins: SystemRandomness) -> None:
-    sizes = {len(batch) for batch in batches_of(2, 1, "poisson").draw_batches(coins, 200)}
-    assert sizes == {0, 1, 2}  # one of them missing: 3 * 0.75^200 < 1e-24
-    (everyone,) = batches_of(4, 4, "poisson").draw_batches(coins, 1)
-    assert sorted(everyone.tolist()) == [0, 1, 2, 3]
 
 
 def test_a_plan_prints_its_price_in_words() -> None:

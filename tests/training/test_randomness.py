@@ -23,7 +23,6 @@ from botorch_dp.training.randomness import (
     _system_binomial,
     _system_bytes,
     _system_integers,
-    seeded_torch,
 )
 from tests.training.helpers import FALSE_ALARM, variance_is
 
@@ -305,15 +304,3 @@ def test_long_and_short_sequences_of_bytes_are_fresh_and_even(size: int) -> None
         assert not np.array_equal(first, second)
         counts = np.bincount(np.concatenate([first, second]) >> 4, minlength=16)
         assert stats.chisquare(counts).pvalue > FALSE_ALARM
-
-
-def test_global_generators_are_left_alone() -> None:
-    before = torch.get_rng_state()
-    with seeded_torch(3):
-        first = torch.randn(3)
-    with seeded_torch(3):
-        assert torch.equal(first, torch.randn(3))
-    coins = SeededRandomness(0, CPU)
-    coins.choose(10, 2)
-    coins.perturb_(torch.zeros(4), sensitivity=1.0, std=1.0)
-    assert torch.equal(before, torch.get_rng_state())

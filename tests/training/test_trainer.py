@@ -74,18 +74,6 @@ class TestDeterminism:
             together = list(pool.map(lambda seed: weights(fit(seed=seed).model), range(6)))
         assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
-    def test_dropout_is_reproducible(self) -> None:
-        def factory() -> nn.Module:
-            return nn.Sequential(nn.Linear(7, 6), nn.Dropout(0.5), nn.Linear(6, 3))
-
-        fits = []
-        for seed in (1, 1, 2):
-            torch.manual_seed(len(fits))
-            fitted = DPTrainer(factory, cross_entropy_loss, FLOAT_DATA).fit(**SETTINGS, seed=seed)
-            fits.append(weights(fitted.model))
-        assert torch.equal(fits[0], fits[1])
-        assert not torch.equal(fits[0], fits[2])
-
     def test_a_trainer_can_be_pickled(self) -> None:
         copied = pickle.loads(pickle.dumps(trainer()))
         one, two = (weights(t.fit(**SETTINGS, seed=3).model) for t in (copied, trainer()))
@@ -173,10 +161,8 @@ class TestPromises:
         assert fitted.guarantee.nominal == each.plan(**SETTINGS).guarantee
 
     @pytest.mark.parametrize("engine", ["fused", "per_record"])
-    @pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
-    @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-    def test_a_published_run(self, engine: str, sampling: str, optimizer: str) -> None:
-        each = trainer(engine=engine, sampling=sampling, optimizer=optimizer)
+    def test_a_published_run(self, engine: str) -> None:
+        each = trainer(engine=engine)
         torch.manual_seed(0)
         one = each.fit(**SETTINGS, publish=True)
         torch.manual_seed(0)
@@ -216,19 +202,6 @@ class TestPromises:
         epsilon, delta = ledger.spent()
         assert epsilon == pytest.approx(plan.epsilon)
         assert delta == pytest.approx(1e-5)
-        started: list[int] = []
-
-        class Watched(nn.Linear):
-            def forward(self, X: Tensor) -> Tensor:
-                started.append(len(X))
-                return super().forward(X)
-
-        watched = DPTrainer(partial(Watched, 7, 3), cross_entropy_loss, FLOAT_DATA)
-        started.clear()
-        with pytest.raises(BudgetExhausted):
-            watched.fit(**SETTINGS, publish=True, ledger=ledger)
-        assert not started
-        assert len(ledger.entries()) == 1
 
     def test_nothing_is_charged_for_a_simulation(self) -> None:
         ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-4))
@@ -264,11 +237,6 @@ class TestRefusals:
         for factory, error, message in cases:
             with pytest.raises(error, match=message):
                 DPTrainer(factory, cross_entropy_loss, FLOAT_DATA)
-
-    def test_names(self) -> None:
-        for name in ("optimizer", "sampling", "engine", "clipping"):
-            with pytest.raises(ValueError, match=name):
-                trainer(**{name: "other"})
 
 
 PLAN = TrainingPlan(

@@ -25,7 +25,6 @@ from tests.training.helpers import (
     OWN_ENGINES,
     linear_loss,
     made,
-    opacus_clipped_sum,
     sums,
     variance_is,
     zero_model,
@@ -163,14 +162,6 @@ class TestSensitivity:
         precise = made(kind, [model], trainer.setup.records, linear_loss, precise=True)
         (found,) = sums(precise, [0], 1e-11)
         assert 0 < float(found.abs().max()) * 3 <= 1e-11 * (1 + 1e-12)
-
-    def test_it_is_opacus_that_agrees(self) -> None:
-        X = torch.tensor([[3.0], [-3.0]], dtype=torch.float64)
-        Y = torch.ones(2, dtype=torch.float64)
-        sums = [
-            opacus_clipped_sum(zero_model(1)(), linear_loss, X[i], Y[i], 1.0) for i in ([0], [1])
-        ]
-        assert float((sums[0] - sums[1]).abs()) == pytest.approx(2.0, abs=1e-5)
 
 
 #: Neighbours of two records: the second one reversed, or (as an unusable record, which has no
