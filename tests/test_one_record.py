@@ -321,7 +321,7 @@ def sloped(records: list[Any]) -> float:
         losses = ScoreTable(search, run, ObjectiveDiagnostics(), lambda _: None)
         rows = losses.losses(0, [{"x": 0.0}, {"x": 1.0}])
     weights = slope_weights(torch.tensor([[0.0], [1.0]]).double())
-    return float(clipped_slopes(weights, [rows], pure=True).value()[0]) * N
+    return float(clipped_slopes(weights, [rows]).value()[0]) * N
 
 
 def descended(records: list[Any]) -> float:

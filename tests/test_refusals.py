@@ -311,9 +311,7 @@ ENTRIES: dict[str, Entry] = {
         lambda: {"bounds": (0.0, 1.0), "budget": PrivacyBudget(1.0), "evaluations": 8, "run": {}},
         {
             "record_scores": NOT_CALLABLE,
-            "space": [None, 3, {}],
             "bounds": BOUNDS,
-            "budget": [None, 1.0, (1.0, 1e-6)],
             "evaluations": [1, *COUNT],
             "num_records": COUNT_OR_NONE,
             "unsafe_seed": SEED,

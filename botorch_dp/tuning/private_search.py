@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from botorch_dp._checks import (
+    check_callable,
     check_choice,
     check_integer,
     check_interval,
@@ -167,10 +168,6 @@ class SearchResult:
         known: dict[str, Any] = {"settings": "fixed beforehand", "note": self.route}
         return Receipt.of(Release(value, self.guarantee), **{**known, **facts})
 
-    def __repr__(self) -> str:
-        score = "" if self.score is None else f", score={self.score.value:.6g}"
-        return f"SearchResult(config={self.config.value}{score}; {self.guarantee})"
-
     def __str__(self) -> str:
         """What one would paste into a report."""
         config = ", ".join(f"{name} = {value}" for name, value in self.config.value.items())
@@ -259,17 +256,7 @@ class PrivateSearch:
         unit: PrivacyUnit = ONE_RECORD,
         unsafe_seed: int | None = None,
     ) -> None:
-        if not callable(record_scores):
-            raise TypeError(
-                f"`record_scores` must be callable, got {type(record_scores).__name__}: pass a "
-                "function from configurations to scores (b x n)."
-            )
-        if not isinstance(space, SearchSpace):
-            raise TypeError(f"`space` must be a SearchSpace, got {type(space).__name__}.")
-        if not isinstance(budget, PrivacyBudget):
-            raise TypeError(
-                f"`budget` must be a PrivacyBudget(epsilon, delta), got {type(budget).__name__}."
-            )
+        check_callable("record_scores", record_scores)
         self.bounds = check_interval("bounds", bounds)
         self._width = check_positive("bounds", self.bounds[1] - self.bounds[0])
         self.evaluations = check_integer("evaluations", evaluations, at_least=2)
@@ -344,11 +331,6 @@ class PrivateSearch:
                 the same, and the noise is drawn here.
         """
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
-        if executor is not None and not callable(getattr(executor, "map", None)):
-            raise TypeError(
-                "`executor` must be an executor or a pool, with a method `map`, got "
-                f"{type(executor).__name__}."
-            )
         plan = self.plan(release_score=release_score)
         diagnostics = ObjectiveDiagnostics()
         # A run that was charged cannot go on where nobody charges: its keys are the ledger's.
@@ -621,12 +603,6 @@ class PrivateSearch:
             "steps": plan.steps,
             "unsafe_seed": self.unsafe_seed,
         }
-
-    def __repr__(self) -> str:
-        return (
-            f"PrivateSearch({self.space!r}, bounds={self.bounds}, budget={self.budget}, "
-            f"evaluations={self.evaluations}, num_records={self.num_records})"
-        )
 
 
 # --- Splitting a budget. ---

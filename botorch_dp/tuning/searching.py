@@ -303,23 +303,20 @@ class Searching:
         points = region_points(location, side, plan.slope_size, number)
         chunks = list(enumerate(points.split(_CHUNK), first))
         points = torch.cat([self._placed(base, place, chunk) for place, chunk in chunks])
-        if plan.is_pure:
-            share = float_below(Fraction(plan.shares["slope"]) / plan.slopes)
-        else:
-            share = sqrt_below(Fraction(plan.shares["slope"]) ** 2 / plan.slopes)
+        epsilon = float_below(Fraction(plan.shares["slope"]) / plan.slopes)
 
         def read() -> Tensor:
             rows = [
                 self._table.losses(place, self._coordinates.at(base, chunk))
                 for place, chunk in chunks
             ]
-            return clipped_slopes(slope_weights(points), rows, pure=plan.is_pure).value()
+            return clipped_slopes(slope_weights(points), rows).value()
 
         def draw(mean: Tensor) -> Tensor:
             seed = self._seed(2_000_000 + number)
-            return noisy_slope(mean, n, share=share, pure=plan.is_pure, unsafe_seed=seed)
+            return noisy_slope(mean, n, epsilon=epsilon, unsafe_seed=seed)
 
-        slope = self._released("slope", share, draw, read, key=f"slope {number + 1}")
+        slope = self._released("slope", epsilon, draw, read, key=f"slope {number + 1}")
         return downhill(location, slope, side)
 
     def _descended(self, base: Config, location: Tensor, first: int) -> Tensor:

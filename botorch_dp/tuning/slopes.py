@@ -2,19 +2,17 @@ r"""The slope of the mean loss over a whole region, from one private release.
 
 A region of the unit cube is filled with ``N`` points, ``X`` with the mean of all points subtracted.
 The slope of record ``i``'s losses ``L_i`` by least squares is ``G_i = (X^T X)^+ X^T L_i``. Each
-slope is clipped to a norm ``B``, and the mean is released with noise:
+slope is clipped to an l1 norm ``B``, and the mean is released with Laplace noise:
 
 ``g = (1/n) sum_i clip_B(G_i) + noise``.
 
 Guarantee of one release: the points are public or follow from earlier releases, and so are the
 weights ``W = (X^T X)^+ X^T``. A record enters through its own column of losses, that is through
 the one vector ``clip_B(W L_i)`` of norm at most ``B``. Replacing the record moves the mean by at
-most ``2B/n`` in that norm, whatever its losses are, NaN and infinite ones included.
-
-- With the l1 norm and Laplace noise of scale ``2B/(n epsilon)`` in each coordinate this is the
-  K-norm mechanism [Hardt2010] whose ``K`` is the l1 ball: pure epsilon-DP, without a delta. Several
-  releases, each at epsilon over their number, add up to epsilon, and each may look at those before.
-- With the l2 norm and Gaussian noise of standard deviation ``2B/(n mu)`` it is mu-GDP.
+most ``2B/n`` in that norm, whatever its losses are, NaN and infinite ones included. With Laplace
+noise of scale ``2B/(n epsilon)`` in each coordinate this is the K-norm mechanism [Hardt2010] whose
+``K`` is the l1 ball: pure epsilon-DP, without a delta. Several releases, each at epsilon over their
+number, add up to epsilon, and each may look at those before.
 
 What is done with the slope afterwards is post-processing.
 """
@@ -26,7 +24,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from botorch_dp.descent.clipping import ClippedMean
-from botorch_dp.privacy import gaussian_mechanism, laplace_mechanism
+from botorch_dp.privacy import laplace_mechanism
 
 #: The clip norm over the root of the number of parameters, for losses in [0, 1] over the unit cube.
 #: It is far below a typical slope, so that each record contributes hardly more than a direction.
@@ -52,13 +50,12 @@ def slope_weights(points: Tensor) -> Tensor:
     return torch.linalg.pinv(points - points.mean(0))
 
 
-def clipped_slopes(weights: Tensor, losses: list[Tensor], *, pure: bool) -> ClippedMean:
+def clipped_slopes(weights: Tensor, losses: list[Tensor]) -> ClippedMean:
     """The mean of the records' clipped slopes, without noise. **Sensitive.**
 
     Args:
         weights: ``d x N``, see :func:`slope_weights`.
         losses: At these points, some rows at a time: each ``b x n``.
-        pure: Whether slopes are clipped for Laplace noise, else for Gaussian noise.
     """
     dim, num_records = len(weights), losses[0].shape[-1]
     parts = weights.split([len(rows) for rows in losses], dim=1)
@@ -66,7 +63,7 @@ def clipped_slopes(weights: Tensor, losses: list[Tensor], *, pure: bool) -> Clip
         (part @ rows for part, rows in zip(parts, losses, strict=True)),
         start=weights.new_zeros(dim, num_records),
     )
-    mean = ClippedMean(dim, num_records, clip_norm(dim), norm="l1" if pure else "l2")
+    mean = ClippedMean(dim, num_records, clip_norm(dim), norm="l1")
     mean.add(slopes)
     return mean
 
@@ -77,16 +74,12 @@ def clip_norm(dim: int) -> float:
 
 
 def noisy_slope(
-    mean: Tensor, num_records: int, *, share: float, pure: bool, unsafe_seed: int | None = None
+    mean: Tensor, num_records: int, *, epsilon: float, unsafe_seed: int | None = None
 ) -> Tensor:
-    """The mean slope with noise: ``share`` is an epsilon for Laplace noise, else a mu."""
+    """The mean slope with Laplace noise."""
     sensitivity = 2 * clip_norm(len(mean)) / num_records
-    if pure:
-        return laplace_mechanism(
-            mean, sensitivity=sensitivity, epsilon=share, unsafe_seed=unsafe_seed
-        ).value
-    return gaussian_mechanism(
-        mean, sensitivity=sensitivity, mu=share, unsafe_seed=unsafe_seed
+    return laplace_mechanism(
+        mean, sensitivity=sensitivity, epsilon=epsilon, unsafe_seed=unsafe_seed
     ).value
 
 

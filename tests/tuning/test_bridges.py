@@ -93,14 +93,6 @@ def test_ray_finds_the_same():
     assert together.config.value == a_search().run().config.value
 
 
-def test_what_cannot_map_is_refused_before_anything_is_read():
-    def never(configs):
-        raise AssertionError("read")
-
-    with pytest.raises(TypeError, match=r"`executor` must be .*map"):
-        a_search(never).run(executor=3)
-
-
 def test_a_row_of_a_wrong_shape_is_refused():
     with ThreadPoolExecutor(1) as threads, pytest.raises(ValueError, match="1 x 50"):
         a_search(lambda configs: torch.zeros(2, N)).run(executor=threads)
