@@ -69,7 +69,7 @@ from botorch_dp.pareto import (
 from botorch_dp.pareto.beliefs import KnownObjectives, objective_scales
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.proposals import ProposalOptions, Search
-from botorch_dp.pareto.recommending import expected_error as error_of
+from botorch_dp.pareto.recommendation import expected_error as error_of
 from botorch_dp.privacy import gaussian_epsilon
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 from botorch_dp.tasks import sparse_vector

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from botorch_dp._checks import needs_extra
 from botorch_dp._files import atomic_write
 from botorch_dp.pareto.front import ParetoFront, non_dominated
-from botorch_dp.pareto.recommending import OperatingPoint
+from botorch_dp.pareto.recommendation import OperatingPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

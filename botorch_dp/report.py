@@ -28,8 +28,8 @@ from botorch_dp.pareto import (
 )
 from botorch_dp.pareto.front import trial_table
 from botorch_dp.pareto.proposals import ProposalOptions, Search
-from botorch_dp.pareto.publishing import publication
-from botorch_dp.pareto.recommending import believed_values
+from botorch_dp.pareto.publication import publication
+from botorch_dp.pareto.recommendation import believed_values
 from botorch_dp.pareto.storage import StudyFile
 from botorch_dp.plots import plot_front
 from botorch_dp.privacy import NeighboringRelation, PrivacyLedger, PrivacyUnit

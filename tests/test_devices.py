@@ -405,7 +405,7 @@ MAKERS = {
 }
 #: Modules whose entrances compute on the CPU.
 ON_THE_CPU = {"pareto/beliefs.py", "pareto/proposals.py"} | {
-    "pareto/recommending.py",
+    "pareto/recommendation.py",
 }
 
 

@@ -46,7 +46,7 @@ from tests import one_draw
 from tests.disk import Disk
 from tests.one_draw import OneDraw, in_fork
 from tests.outsourced.serving import make_curator
-from tests.pareto import test_paying as paying
+from tests.pareto import test_charges as paying
 from tests.pareto import toy
 
 ROWS = torch.rand(40, 2, dtype=torch.double, generator=torch.Generator().manual_seed(0))

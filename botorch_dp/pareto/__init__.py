@@ -6,11 +6,11 @@ What owns what, in the order in which a trial passes through:
 * ``proposals``: ``propose(search, trials, initial)``, a pure function, with the models of
   ``beliefs``.
 * ``storage``: the file. The only place where trials change, one transaction each.
-* ``running``: the trainings in flight on an executor, and what is stored of what comes back.
+* ``runner``: the trainings in flight on an executor, and what is stored of what comes back.
 * ``problem``: the oracles, and the frozen records that the others hand on.
 
-Beside it: ``front`` and ``recommending`` read trials, ``publishing`` says what showing them costs,
-and ``paying`` wraps a problem so that its trainings are charged.
+Beside it: ``front`` and ``recommendation`` read trials, ``publication`` says what showing them
+costs, and ``charges`` wraps a problem so that its trainings are charged.
 """
 
 from botorch_dp.pareto.front import ParetoFront
@@ -22,7 +22,7 @@ from botorch_dp.pareto.problem import (
     TrainingPromise,
     Trial,
 )
-from botorch_dp.pareto.recommending import OperatingPoint
+from botorch_dp.pareto.recommendation import OperatingPoint
 from botorch_dp.pareto.study import DPareto
 
 __all__ = [

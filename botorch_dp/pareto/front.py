@@ -15,7 +15,7 @@ from torch import Tensor
 from botorch_dp._checks import needs_extra
 from botorch_dp.pareto.beliefs import front_places
 from botorch_dp.pareto.problem import PrivacyUtilityProblem, Trial
-from botorch_dp.pareto.publishing import caption_of
+from botorch_dp.pareto.publication import caption_of
 from botorch_dp.privacy import Guarantee
 from botorch_dp.space import Config
 

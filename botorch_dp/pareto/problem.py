@@ -356,7 +356,7 @@ class PrivacyUtilityProblem:
     def charge(self, config: Config, trainings: int, label: str) -> None:
         """Called before so many trainings of a config begin. Here they are free.
 
-        See :class:`~botorch_dp.pareto.paying.ChargedProblem`.
+        See :class:`~botorch_dp.pareto.charges.ChargedProblem`.
         """
 
     def check_executor(self, executor: Executor) -> None:

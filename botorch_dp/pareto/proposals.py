@@ -41,7 +41,7 @@ from botorch_dp.pareto.beliefs import (
     objective_scales,
     on_the_cpu,
 )
-from botorch_dp.pareto.paying import ChargedProblem
+from botorch_dp.pareto.charges import ChargedProblem
 from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial
 from botorch_dp.space import Config, SearchSpace
 

@@ -23,8 +23,8 @@ from botorch_dp._checks import check_choice, check_count, check_integer
 from botorch_dp._files import MEMORY
 from botorch_dp._progress import ProgressBar
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
+from botorch_dp.pareto.charges import ChargedProblem, check_payable, fitting
 from botorch_dp.pareto.front import ParetoFront, data_frame, trial_table
-from botorch_dp.pareto.paying import ChargedProblem, check_payable, fitting
 from botorch_dp.pareto.problem import (
     InvalidUtilityError,
     PrivacyUtilityProblem,
@@ -39,9 +39,9 @@ from botorch_dp.pareto.proposals import (
     Search,
     propose,
 )
-from botorch_dp.pareto.publishing import TestOrTraining, caption_of, check_trained, publication
-from botorch_dp.pareto.recommending import OperatingPoint, believed_values, recommended
-from botorch_dp.pareto.running import Trainings, cores_left_to
+from botorch_dp.pareto.publication import TestOrTraining, caption_of, check_trained, publication
+from botorch_dp.pareto.recommendation import OperatingPoint, believed_values, recommended
+from botorch_dp.pareto.runner import Trainings, cores_left_to
 from botorch_dp.pareto.storage import StudyFile
 from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyError, PrivacyLedger, Release
 

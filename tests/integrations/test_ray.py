@@ -17,7 +17,7 @@ from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyLedger
 from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Config, Real, SearchSpace
 from botorch_dp.tuning import PrivateSelection
-from tests.pareto import test_paying, toy
+from tests.pareto import test_charges, toy
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def test_a_killed_worker(ray: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_charged_is_drawn_once(ray: Any, tmp_path: Path) -> None:
-    train = DiesOnce(str(tmp_path), test_paying.Trains())
+    train = DiesOnce(str(tmp_path), test_charges.Trains())
     with DPareto(
-        test_paying.problem(train), budget=PrivacyBudget(8.0, 1e-6), acquisition="random", seed=0
+        test_charges.problem(train), budget=PrivacyBudget(8.0, 1e-6), acquisition="random", seed=0
     ) as study:
         study.run(5, executor=RayExecutor(num_cpus=1))
         assert study.ledger is not None

@@ -7,7 +7,7 @@ import pytest
 
 from botorch_dp.pareto import Batched, PrivacyUtilityProblem, StudyError
 from botorch_dp.pareto.proposals import ProposalOptions, Search
-from botorch_dp.pareto.recommending import recommended
+from botorch_dp.pareto.recommendation import recommended
 from botorch_dp.space import Real, SearchSpace
 from tests.pareto import toy
 from tests.pareto.test_beliefs import complete_trials

@@ -11,7 +11,7 @@ import pytest
 
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError
 from botorch_dp.pareto.problem import SEEDED
-from botorch_dp.pareto.publishing import _filtered, caption_of
+from botorch_dp.pareto.publication import _filtered, caption_of
 from botorch_dp.privacy import (
     ApproximateLoss,
     GaussianLoss,

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from botorch_dp.pareto import DPareto, StudyError
-from botorch_dp.pareto.running import cores_left_to, train
+from botorch_dp.pareto.runner import cores_left_to, train
 from botorch_dp.space import Config
 from tests.pareto import toy
 

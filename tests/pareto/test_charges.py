@@ -20,7 +20,7 @@ import pytest
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, StudyError
-from botorch_dp.pareto.paying import ChargedProblem, fitting
+from botorch_dp.pareto.charges import ChargedProblem, fitting
 from botorch_dp.pareto.problem import Trial
 from botorch_dp.privacy import (
     ApproximateLoss,
