@@ -60,23 +60,6 @@ def test_gradient_bound_by_hand() -> None:
     assert bound.gradient == pytest.approx(math.sqrt(square))
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"convexity": 2.0}, "`convexity`"),
-        ({"start_distance": None}, "`start_distance`"),
-        ({"convexity": None}, "`start_gap`"),
-        ({"smoothness": 4.0}, "`step_size`"),
-        ({"evaluation_noise": 0.1}, "`evaluation_noise`"),
-        ({"clip_norm": 1.0}, "`gradient_bound` is needed"),
-        ({"convexity": None, "start_gap": 1.0, "has_box": True}, "`start_gap`"),
-    ],
-)
-def test_what_a_bound_cannot_be_given_for_is_refused(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        descent_bound(result_of([0.1]), **(KNOWN | changed))
-
-
 def data() -> torch.Tensor:
     return 1 + torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).double()
 

@@ -97,13 +97,6 @@ def test_a_resumed_run_pays_for_no_step_twice(tmp_path: Path, fail_at: int) -> N
         assert len(ledger.entries()) == 6
 
 
-def test_two_runs_in_two_files_both_pay(tmp_path: Path) -> None:
-    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
-        for name in ("a", "b"):
-            descent(ledger=ledger, steps=6, mu=0.3).run(checkpoint=tmp_path / name)
-        assert len(ledger.entries()) == 12
-
-
 def test_the_file_is_for_its_owner_and_says_so(tmp_path: Path) -> None:
     descent(**SETTINGS).run(checkpoint=tmp_path / "run")
     # Nothing lies beside it.
@@ -254,12 +247,3 @@ def test_the_file_goes_ahead_of_an_object_that_has_let_it_go(tmp_path: Path) -> 
     assert run.steps_taken == 2
     run.step()
     assert torch.equal(run.result.trajectory.value, whole.trajectory.value[:6])
-
-
-def test_steps_taken_without_a_checkpoint_cannot_join_one(tmp_path: Path) -> None:
-    run_until_power_cut(tmp_path / "run", 3)
-    run = descent(**SETTINGS)
-    run.step()
-    for name in ("run", "new"):
-        with pytest.raises(PrivacyError, match="has begun in memory"):
-            run.run(checkpoint=tmp_path / name)

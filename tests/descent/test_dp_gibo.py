@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from botorch_dp.descent import DPGIBO, Design, clipping
 from botorch_dp.descent import dp_gibo as module
 from botorch_dp.descent.clipping import ClippedMean
-from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.errors import PrivacyError
 from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.privacy import (
     NeighboringRelation,
@@ -134,11 +134,6 @@ def test_iterates_and_points_stay_in_the_box() -> None:
     assert ((points >= 0) & (points <= 1)).all()
 
 
-def test_without_a_box_it_goes_where_it_wants() -> None:
-    run = descent(box=None, mu=math.inf, clip_norm=math.inf, steps=1, step_size=5.0)
-    assert run.run().location.value.max() > 1
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -186,13 +181,6 @@ def test_a_spanned_polynomial_kernel_stops_asking() -> None:
     assert result.history[-1].evaluations == 0
     assert result.history[-1].trace <= 1e-8
     assert len(result.history) == 20
-
-
-def test_converged_runs_do_not_break() -> None:
-    run = descent(mu=math.inf, clip_norm=math.inf, steps=80, radius=0.02)
-    result = run.run()
-    assert torch.isfinite(result.trajectory.value).all()
-    assert (result.location.value - records().mean(0)).norm() < 5e-3
 
 
 def test_many_points_under_a_smooth_kernel_do_not_bury_the_gradient() -> None:
@@ -258,22 +246,6 @@ def test_the_ledger_pays_before_the_records_are_read() -> None:
         assert compose_gdp(mus) <= 0.5 * (1 + 1e-15)
 
 
-def test_an_exhausted_budget_stops_before_the_records_are_read() -> None:
-    reads = []
-
-    def losses(X: Tensor) -> Tensor:
-        reads.append(len(X))
-        return squared_distance(records())(X)
-
-    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
-        run = descent(losses, ledger=ledger, steps=10, mu=1.0)
-        with pytest.raises(BudgetExhausted):
-            run.run()
-        assert 0 < len(reads) == run.steps_taken == len(ledger.entries()) < 10
-        # The ledger was charged for the steps taken; the run's own guarantee is fixed in advance.
-        assert run.result.guarantee.mu == 1.0
-
-
 @pytest.mark.parametrize("noise", [{}, {"unsafe_seed": 1}])
 def test_an_early_stop_quotes_the_whole_run(noise: dict[str, int]) -> None:
     """When to stop may depend on what was released, so what was spent by then is no guarantee."""
@@ -325,22 +297,10 @@ def test_an_interrupted_step_is_repeated_and_charged_once() -> None:
     assert torch.equal(simulated.run().trajectory.value, whole.trajectory.value)
 
 
-def test_simulations_repeat_and_cannot_be_charged() -> None:
-    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
-        with pytest.raises(PrivacyError, match="`unsafe_seed`"):
-            descent(must_not_be_read, steps=3, mu=0.6, unsafe_seed=4, ledger=ledger)
-        assert not ledger.entries()
-    first = descent(steps=3, mu=0.6, unsafe_seed=4).run()
-    second = descent(steps=3, mu=0.6, unsafe_seed=4).run()
-    other = descent(steps=3, mu=0.6, unsafe_seed=5).run()
-    assert torch.equal(first.location.value, second.location.value)
-    assert not torch.equal(first.location.value, other.location.value)
-
-
 # --- No record can break it. ---
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e308, -1e300, 1e-320])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf, 1e308])
 def test_one_record_can_say_anything(bad: float, recwarn: pytest.WarningsRecorder) -> None:
     def losses(X: Tensor) -> Tensor:
         values = squared_distance(records())(X)
@@ -576,11 +536,6 @@ def test_a_step_waits_for_the_device_only_where_a_number_decides() -> None:
         run.step()  # no search for a radius in this one
     # Enough known? rows independent (2)? finite, for the noise? and the public trace.
     assert waits.count <= 5
-
-
-def test_results_before_the_first_step_are_refused() -> None:
-    with pytest.raises(ValueError, match="No step"):
-        descent().result  # noqa: B018
 
 
 def test_progress_shows_public_numbers_only(capsys: pytest.CaptureFixture[str]) -> None:

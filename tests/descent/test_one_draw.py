@@ -6,10 +6,8 @@ import copy
 import math
 import os
 import pickle
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,11 +50,6 @@ class TestDPGIBO(OneDraw):
         return released(thing, checkpoint)
 
 
-class TestWithAnOptimizerThatRemembers(TestDPGIBO):
-    def make(self, ledger: PrivacyLedger | None) -> DPGIBO:
-        return tiny(ledger, step_size=partial(torch.optim.Adagrad, lr=0.1))
-
-
 class TestPrivateStart(OneDraw):
     """One point; its key stands for the checkpoint, and a call without a ledger is a new draw."""
 
@@ -78,14 +71,6 @@ def start(ledger: PrivacyLedger | None, losses: Any = small_losses, **changes: A
 
 
 # Copies: each is a new run.
-
-
-def test_sixteen_restarts_in_a_process_pool(tmp_path: Path) -> None:
-    path = tmp_path / "a.ledger"
-    with PrivacyLedger(path, PLENTY) as ledger, ProcessPoolExecutor(2) as pool:
-        values = list(pool.map(released, [tiny(ledger)] * 16))
-        assert len({pickle.dumps(value) for value in values}) == 16
-        assert len(ledger.entries()) == 16 * 3
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "fork"])
@@ -131,40 +116,6 @@ def test_a_copy_within_a_run_is_a_new_run(tmp_path: Path) -> None:
 
 
 # One file, one run.
-
-
-def test_ten_handles_on_one_checkpoint(tmp_path: Path) -> None:
-    checkpoint, refusals = tmp_path / "run", []
-    with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
-        with pytest.raises(PowerCut):
-            tiny(ledger, losses=FailsAt(3)).run(checkpoint=checkpoint)
-        handles = [tiny(ledger) for _ in range(9)]
-
-        def losses(X: Tensor) -> Tensor:
-            for handle in handles:
-                for attempt in (released, lambda h, c: h.run(checkpoint=c)):
-                    with pytest.raises(PrivacyError, match="in use") as refused:
-                        attempt(handle, checkpoint)
-                    refusals.append(refused)
-            return small_losses(X)
-
-        value = released(tiny(ledger, losses=losses), checkpoint)
-        assert len(refusals) == 18
-        assert [released(handle, checkpoint) for handle in handles] == [value] * 9
-        assert len(ledger.entries()) == 3
-
-
-def test_a_copied_file_goes_on_with_the_same_values(tmp_path: Path) -> None:
-    """The ledger has them; so it does for a file put back from before the last step."""
-    with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
-        with pytest.raises(PowerCut):
-            tiny(ledger, losses=FailsAt(2)).run(checkpoint=tmp_path / "run")
-        for number in range(3):
-            shutil.copy(tmp_path / "run", tmp_path / f"copy{number}")
-        paths = [tmp_path / "run", *(tmp_path / f"copy{number}" for number in range(3))]
-        values = [released(tiny(ledger), path) for path in paths]
-        assert values == [values[0]] * 4
-        assert len(ledger.entries()) == 3
 
 
 def test_a_run_in_memory_cannot_join_a_file_nor_change_files(tmp_path: Path) -> None:

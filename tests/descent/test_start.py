@@ -128,13 +128,8 @@ def test_simulated_noise_repeats() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mu": 0.0}, "`mu`"),
-        ({"mu": math.inf}, "`mu`"),
-        ({"num_points": 1}, "`num_points`"),
-        ({"bounds": (1.0, 1.0)}, "`bounds`"),
         ({"bounds": (-1e308, 1e308)}, "`bounds`"),
         ({"box": unit_box().flip(0)}, "`box`"),
-        ({"box": torch.zeros(3, dtype=torch.double)}, "`box`"),
         ({"num_records": 3}, "200 columns where 3 records"),
     ],
 )

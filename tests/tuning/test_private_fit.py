@@ -26,7 +26,6 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 from botorch_dp.privacy._composition import composed_delta
-from botorch_dp.privacy.runs import Run
 from botorch_dp.privacy.selection import TrialNumber, selection_epsilon
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from botorch_dp.training import (
@@ -35,7 +34,6 @@ from botorch_dp.training import (
     logistic_loss,
     logistic_regression,
 )
-from botorch_dp.training.evaluation import right_of_each
 from botorch_dp.tuning import PrivateFit
 from botorch_dp.tuning import trainings as mechanics
 from botorch_dp.tuning.trainings import FAILED, Outcome, Scoring
@@ -160,23 +158,6 @@ class TestPublished:
             assert result.score is None
             published.append((result.config.value, result.model.value.weight.tolist()))
         assert published[0] == published[1]
-
-    def test_an_exception_in_a_training_does_not_tell(
-        self, monkeypatch: pytest.MonkeyPatch, three_trials: None, capfd: Any
-    ) -> None:
-        private = fit()
-        honest, calls = DPTrainer.fit, []
-
-        def failing(self: DPTrainer, **settings: Any) -> Any:
-            calls.append(settings)
-            if len(calls) in (2, 3):  # the first one is the rehearsal
-                raise ValueError("record 17 is Alice")
-            return honest(self, **settings)
-
-        monkeypatch.setattr(DPTrainer, "fit", failing)
-        assert private.run().score is not None
-        monkeypatch.setattr(DPTrainer, "fit", honest)
-        assert "Alice" not in "".join(capfd.readouterr())
 
     def test_what_fails_on_any_records_fails_before_the_charge(self, tmp_path: Path) -> None:
         def failing(outputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -309,31 +290,6 @@ class TestLevel:
         assert 0.66 < found <= 0.7
         assert mu < gaussian_mu(0.7, 1e-5)
 
-    @pytest.mark.parametrize("value", [1e30, -1e30, math.nan, math.inf])
-    @pytest.mark.parametrize("place", range(3))
-    def test_a_test_record_moves_the_count_by_one(self, value: float, place: int) -> None:
-        data = records()
-        model = trainer().setup.untrained()
-        counts = []
-        for X in (data.test_X, data.test_X.clone().index_fill_(0, torch.tensor(place), value)):
-            for flip in (0, 1):
-                Y = data.test_Y.clone()
-                Y[place] = (Y[place] + flip) % 2
-                counts.append(int(right_of_each(model, X, Y).sum()))
-        assert max(counts) - min(counts) <= 1
-
-    def test_a_record_that_cannot_be_classified_is_wrong_alone(self) -> None:
-        class Picky(torch.nn.Module):
-            def forward(self, X: torch.Tensor) -> torch.Tensor:
-                if (X[:, 0] > 100).any():
-                    raise IndexError("out of range")
-                return X[:, :1]
-
-        X, Y = torch.ones(50, 3), torch.ones(50).long()
-        assert right_of_each(Picky(), X, Y).all()
-        X[7, 0] = 1000.0
-        assert right_of_each(Picky(), X, Y).tolist() == [place != 7 for place in range(50)]
-
     def test_a_plan_says_what_else_it_would_cost(self) -> None:
         plan = fit(trials=40).plan()
         noise = plan.noise_multipliers
@@ -424,16 +380,6 @@ class TestRefused:
         with pytest.raises(PrivacyError, match="metric"):
             PrivateFit(own, SPACE, budget=BUDGET)
         PrivateFit(own, SPACE, budget=BUDGET, test_records="public")
-
-    def test_a_file_of_other_settings(self, tmp_path: Path) -> None:
-        fit().run(checkpoint=tmp_path / "run")
-        with pytest.raises(PrivacyError, match="other settings"):
-            fit(budget=PrivacyBudget(4.0, 1e-4)).run(checkpoint=tmp_path / "run")
-        with (
-            Run(tmp_path / "other", what="something", settings={}),
-            pytest.raises(PrivacyError, match=r"in use|of something"),
-        ):
-            fit().run(checkpoint=tmp_path / "other")
 
 
 def test_a_ready_task_can_be_fitted() -> None:

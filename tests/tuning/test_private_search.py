@@ -262,12 +262,6 @@ def test_plan_reads_nothing_and_says_the_price_and_the_noise():
 # What it finds.
 
 
-@pytest.mark.parametrize("d", [1, 2])
-def test_a_selection_finds_the_best_of_few_parameters(d):
-    value = search(bowl(), cube(d), budget=PrivacyBudget(1e3)).run().config.value
-    assert torch.tensor(list(value.values())) == pytest.approx([0.3] * d, abs=0.12)
-
-
 def test_a_descent_finds_the_minimum_of_many_parameters():
     result = search(bowl(), cube(6), budget=RICH, evaluations=100).run(release_score=True)
     assert list(result.config.value.values()) == pytest.approx([0.3] * 6, abs=0.05)
@@ -329,12 +323,6 @@ def test_a_selection_respects_constraints_and_tries_each_configuration_once():
 
 def result_evaluations(space):
     return search(space=space).plan().evaluations["selection"]
-
-
-def test_one_record():
-    with pytest.warns(UserWarning, match="single column"):
-        one = search(bowl(n=1), cube(4), num_records=1)
-    assert one.run(release_score=True).config.value.keys() == {"x0", "x1", "x2", "x3"}
 
 
 # One record.

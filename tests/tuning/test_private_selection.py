@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections import OrderedDict
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -171,11 +171,6 @@ class TestPublished:
         assert some.run().config.value["rate"] in (0.3, 0.6)
         assert some.plan().noise_multipliers["this"] > noise
 
-    def test_a_simulation_repeats(self, three_trials: None) -> None:
-        one, two = (selection(unsafe_seed=3).run() for _ in range(2))
-        assert one.artifact.value == two.artifact.value and one.score.value == two.score.value
-        assert one.guarantee.status == "none"
-
     def test_it_goes_on_after_a_worker_has_died(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, three_trials: None
     ) -> None:
@@ -191,10 +186,6 @@ class TestPublished:
             assert len(ledger.entries()) == 1 and values[0] == values[1]
         # Nothing that had ended was trained again.
         assert len((tmp_path / "trained").read_text().split()) == 4
-
-    def test_trainings_side_by_side(self, three_trials: None) -> None:
-        with ThreadPoolExecutor(2) as threads:
-            assert selection().run(executor=threads).score is not None
 
 
 class TestPrice:
