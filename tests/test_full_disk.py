@@ -1,7 +1,8 @@
 """A disk that fills up during any write leaves the last good state, and whoever wrote is told so.
 
 A limit on the size of files (``RLIMIT_FSIZE``) stands in for the disk: the system refuses to write
-beyond it, whoever writes, and a forked child cannot lift it.
+beyond it, whoever writes, and a forked child cannot lift it. ``tests/test_faults.py`` does the same
+to every kind of file.
 """
 
 from __future__ import annotations
@@ -46,42 +47,6 @@ def plain(trials: Any) -> list[tuple[Any, ...]]:
     return [(t.number, t.config, t.seeds, t.state, t.utilities) for t in trials]
 
 
-def told(folder: Path) -> list[int]:
-    log = folder / "log"
-    return [int(line) for line in log.read_text().split()] if log.exists() else []
-
-
-def test_a_study_keeps_what_it_acknowledged(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    with study(whole) as running:
-        expected = plain(running.run(40).trials)
-    empty = tmp_path / "empty"
-    study(empty).close()
-    sizes = range(empty.stat().st_size, whole.stat().st_size, 4096)
-    assert len(sizes) >= 2
-    for size in sizes:
-        folder = tmp_path / str(size)
-        folder.mkdir()
-        path = folder / "study.sqlite"
-        study(path).close()
-
-        def work(path: Path = path, folder: Path = folder) -> None:
-            with study(path) as running:
-                for number in range(40):
-                    running.run(number + 1)
-                    (folder / "log").open("a").write(f"{number}\n")
-
-        error = with_room(size, work)
-        assert isinstance(error, StudyError), error
-        assert "Check the disk for space" in str(error) and str(path) in str(error)
-        with study(path) as reopened:
-            complete = plain(t for t in reopened.trials if t.state == "complete")
-            assert set(told(folder)) <= {number for number, *_ in complete}
-            assert complete == expected[: len(complete)]
-            assert plain(reopened.run(40).trials) == expected
-        assert set(os.listdir(folder)) <= {"study.sqlite", "log"}
-
-
 def test_a_ledger_forgets_no_charge_and_takes_none_back(tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     budget = PrivacyBudget(1e3)
@@ -109,27 +74,6 @@ def test_a_ledger_forgets_no_charge_and_takes_none_back(tmp_path: Path) -> None:
             ledger.charge(PRICE)
         total += 1
     assert total > 3
-
-
-def test_a_run_replays_what_it_released(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    settings: dict[str, Any] = {"what": "a run", "settings": {}}
-    Run(path, **settings).close()
-
-    def release() -> tuple[list[bytes], str]:
-        shown: list[bytes] = []
-        with Run(path, **settings) as run:
-            try:
-                for number in range(150):
-                    shown.append(run.release(PRICE, lambda: os.urandom(30).hex(), key=f"{number}"))
-            except PrivacyError as error:
-                return shown, str(error)
-        return shown, ""
-
-    first, message = with_room(path.stat().st_size + 40000, release)
-    assert "Check the disk for space" in message and 0 < len(first) < 150
-    again, _ = in_fork(release)
-    assert again[: len(first)] == first and len(again) == 150
 
 
 def test_no_half_file_is_created(tmp_path: Path) -> None:

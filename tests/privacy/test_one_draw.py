@@ -452,7 +452,7 @@ def test_records_are_recognized_and_never_quoted(tmp_path: Path) -> None:
         Run(tmp_path / name, what="a test", settings={"data": {"X": fingerprint(x)}}).close()
         with Run(tmp_path / name, what="a test", settings={"data": {"X": fingerprint(x)}}) as run:
             assert run.resumed
-            kept.append(str(run.get("the run")))
+            kept.append(str(run.get("the run")[-1]))
         with pytest.raises(PrivacyError, match=r"`data\.X` is not the same") as refused:
             Run(tmp_path / name, what="a test", settings={"data": {"X": fingerprint(x + 1)}})
         assert not re.search("[0-9a-f]{32}", str(refused.value))
