@@ -298,8 +298,8 @@ class PrivacyLedger:
             is_gaussian = _is_gaussian(guarantee, stated)
             self._file.settle("summed", "nothing" if is_gaussian else "all")
         document = json.dumps(_document(guarantee, delta), sort_keys=True)
-        row = self._file.append(label=label, guarantee=document, key=key, cost=cost)
-        return row.entry(guarantee)
+        number, charged_at, label, _, *cost_and_key = self._file.append(label, document, key, cost)
+        return LedgerEntry(number, charged_at, label, guarantee, *cost_and_key)
 
     def bears(self, price: Guarantee, *, delta: float | None = None) -> bool:
         """Whether the budget could bear this charge now. Charges nothing, and promises nothing:
@@ -372,10 +372,11 @@ class PrivacyLedger:
 
     def entries(self) -> list[LedgerEntry]:
         """All charges, oldest first."""
-        return [
-            row.entry(Guarantee.from_dict(json.loads(row.guarantee)["guarantee"]))
-            for row in self._file.rows()
-        ]
+        entries = []
+        for number, charged_at, label, document, *cost_and_key in self._file.rows():
+            guarantee = Guarantee.from_dict(json.loads(document)["guarantee"])
+            entries.append(LedgerEntry(number, charged_at, label, guarantee, *cost_and_key))
+        return entries
 
     def close(self) -> None:
         """Release the file. What was charged stays charged."""
@@ -593,28 +594,6 @@ LEDGER = FileKind(
 )
 
 
-@dataclass(frozen=True)
-class ChargeRow:
-    """One charge as it is stored; ``guarantee`` is JSON."""
-
-    number: int
-    charged_at: str
-    label: str
-    guarantee: str
-    epsilon: float
-    delta: float
-    mu: float
-    key: str | None
-
-    def digest(self, previous: str) -> str:
-        """Hash of this row and, through ``previous``, of all before it."""
-        return _digest(previous, *astuple(self))
-
-    def entry(self, guarantee: Guarantee) -> LedgerEntry:
-        """The line as it is shown."""
-        return LedgerEntry(**{**vars(self), "guarantee": guarantee})
-
-
 _COLUMNS = "number, charged_at, label, guarantee, epsilon, delta, mu, key"
 
 
@@ -667,7 +646,7 @@ class LedgerFile(StateFile):
             last, count = self._totals.digest, self._totals.count
             for *columns, digest in rows:
                 count += 1
-                if columns[0] != count or _digest(last, *columns) != digest:
+                if columns[0] != count or row_digest(last, *columns) != digest:
                     raise self.damaged(f"charge {count} was altered")
                 last = digest
             # Most charges are alike, and a product of fractions is as exact as their sum.
@@ -685,23 +664,20 @@ class LedgerFile(StateFile):
             )
             return self._totals
 
-    def rows(self) -> list[ChargeRow]:
-        """All charges, oldest first."""
+    def rows(self) -> list[tuple]:
+        """All charges in the order of their columns, oldest first."""
         self.totals()
-        return [
-            ChargeRow(*columns)
-            for columns in self.query(f"SELECT {_COLUMNS} FROM charge ORDER BY number")
-        ]
+        return self.query(f"SELECT {_COLUMNS} FROM charge ORDER BY number")
 
-    def append(self, *, label: str, guarantee: str, key: str | None, cost: Cost) -> ChargeRow:
+    def append(self, label: str, guarantee: str, key: str | None, cost: Cost) -> tuple:
         """Add a charge of ``cost = (epsilon, delta, mu)``. Inside a transaction."""
         totals = self.totals()
         # As SQLite stores them, so that their hash can be made again.
         label, key = str(label), None if key is None else str(key)
-        row = ChargeRow(totals.count + 1, now(), label, guarantee, *cost, key)
+        row = (totals.count + 1, now(), label, guarantee, *cost, key)
         self.execute(
             f"INSERT INTO charge ({_COLUMNS}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*astuple(row), row.digest(totals.digest)),
+            (*row, row_digest(totals.digest, *row)),
         )
         return row
 
@@ -717,7 +693,7 @@ class LedgerFile(StateFile):
             raise self.damaged("it states an impossible budget") from error
 
 
-def _digest(
+def row_digest(
     previous: str,
     number: int,
     charged_at: str,
@@ -728,7 +704,10 @@ def _digest(
     mu: float,
     key: str | None,
 ) -> str:
-    """:meth:`ChargeRow.digest`: the hash of a JSON list, put together by hand for speed."""
+    """Hash of a charge and, through ``previous``, of all before it.
+
+    It is that of a JSON list, put together by hand for speed.
+    """
     numbers = ", ".join(f'"{float(x).hex()}"' for x in (epsilon, delta, mu))
     words = f"{_quoted(charged_at)}, {_quoted(label)}, {_quoted(guarantee)}, {numbers}"
     words = f'["{previous}", {number}, {words}, {json.dumps(key)}]'

@@ -5,27 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import shutil
-import signal
 import sqlite3
 import threading
-import time
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from botorch_dp.privacy import PrivacyBudget, PrivacyError, PrivacyLedger
-from botorch_dp.privacy.ledger import ChargeRow, LedgerFile
+from botorch_dp.privacy.ledger import LedgerFile, row_digest
 from tests.privacy.charging import accepts, gaussian, in_child, pure, succeeded
 
 BUDGET = PrivacyBudget(1.0, 1e-6)
 
 
-def append(storage: LedgerFile, *cost: float, key: str | None = None) -> ChargeRow:
+def append(storage: LedgerFile, *cost: float, key: str | None = None) -> tuple:
     with storage.transaction():
-        return storage.append(label="a label", guarantee="{}", key=key, cost=cost)  # type: ignore[arg-type]
+        return storage.append("a label", "{}", key, cost)  # type: ignore[arg-type]
 
 
 # Rows and sums
@@ -35,28 +32,27 @@ def test_rows_are_numbered_and_summed_exactly() -> None:
     storage = LedgerFile(":memory:", BUDGET)
     assert storage.totals().count == 0 and storage.rows() == []
     rows = [append(storage, 0.1, 1e-9, 0.5), append(storage, 1e-20, 0.0, 0.25, key="k")]
-    assert [row.number for row in rows] == [1, 2]
+    assert [row[0] for row in rows] == [1, 2]
     assert storage.rows() == rows
     totals = storage.totals()
     assert totals.count == 2
     assert totals.epsilon == Fraction(0.1) + Fraction(1e-20)
     assert totals.delta == Fraction(1e-9)
     assert totals.mu_squared == Fraction(5, 16)
-    assert [row.key for row in storage.rows()] == [None, "k"]
+    assert [row[-1] for row in storage.rows()] == [None, "k"]
 
 
 def test_digest_by_hand() -> None:
-    row = ChargeRow(1, "then", "a label", "{}", 0.5, 0.0, 0.25, None)
+    row = (1, "then", "a label", "{}", 0.5, 0.0, 0.25)
     fields = ["before", 1, "then", "a label", "{}", "0x1.0000000000000p-1", "0x0.0p+0"]
     fields += ["0x1.0000000000000p-2"]
 
     def sha256(values: list[object]) -> str:
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
-    assert row.digest("before") == sha256([*fields, None])
-    with_key = ChargeRow(1, "then", "a label", "{}", 0.5, 0.0, 0.25, "k")
-    assert with_key.digest("before") == sha256([*fields, "k"])
-    assert row.digest("other") != row.digest("before")
+    assert row_digest("before", *row, None) == sha256([*fields, None])
+    assert row_digest("before", *row, "k") == sha256([*fields, "k"])
+    assert row_digest("other", *row, None) != row_digest("before", *row, None)
 
 
 def test_each_handle_sees_what_others_append(tmp_path: Path) -> None:
@@ -68,7 +64,7 @@ def test_each_handle_sees_what_others_append(tmp_path: Path) -> None:
     append(second, 0.5, 0.0, 0.0)
     append(first, 0.125, 0.0, 0.0)
     assert first.totals() == second.totals()
-    assert [row.epsilon for row in second.rows()] == [0.25, 0.5, 0.125]
+    assert [row[4] for row in second.rows()] == [0.25, 0.5, 0.125]
     for storage in (first, second):
         storage.close()
         assert storage.closed
@@ -152,30 +148,6 @@ def test_altered_numbers_are_noticed(tmp_path: Path, statement: str) -> None:
         ledger.charge(gaussian(0.1))
 
 
-def test_flipped_bytes_are_noticed_or_harmless(tmp_path: Path) -> None:
-    path, damaged = tmp_path / "a.ledger", tmp_path / "b.ledger"
-    with PrivacyLedger(path, PrivacyBudget(1.0, 1e-6)) as ledger:
-        for _ in range(20):
-            ledger.charge(pure(0.01), label="a label")
-        spent, entries = ledger.spent(), ledger.entries()
-    whole = path.read_bytes()
-    rng = random.Random(0)
-    noticed = 0
-    for _ in range(150):
-        broken = bytearray(whole)
-        start = rng.randrange(len(broken))
-        for place in range(start, min(start + 16, len(broken))):
-            broken[place] ^= rng.randrange(1, 256)
-        damaged.write_bytes(bytes(broken))
-        try:
-            with PrivacyLedger(damaged) as ledger:
-                assert ledger.spent() == spent and ledger.entries() == entries
-        except PrivacyError as error:
-            assert "damaged" in str(error) or "version" in str(error) or "no privacy" in str(error)
-            noticed += 1
-    assert noticed > 20
-
-
 def test_removed_or_replaced_file_is_noticed(tmp_path: Path) -> None:
     path, backup = tmp_path / "a.ledger", tmp_path / "copy"
     with PrivacyLedger(path, PrivacyBudget(1.0)) as ledger:
@@ -193,46 +165,6 @@ def test_removed_or_replaced_file_is_noticed(tmp_path: Path) -> None:
 
 
 # Many at once, and sudden ends
-
-
-@pytest.mark.parametrize("kills", [15, pytest.param(100, marks=pytest.mark.slow)])
-def test_kills_forget_nothing(kills: int, tmp_path: Path) -> None:
-    """Processes are killed at random moments; every acknowledged charge is still there."""
-    path = tmp_path / "a.ledger"
-    budget = PrivacyBudget(1e4, 1e-6)
-    PrivacyLedger(path, budget).close()
-    rng = random.Random(0)
-    acknowledged, written = 0, 0
-    for _ in range(kills):
-        reading, writing = os.pipe()
-
-        def charge_until_killed(end: int = writing) -> None:
-            with PrivacyLedger(path, budget) as ledger:
-                os.write(end, b"r")
-                while True:
-                    ledger.charge(pure(0.125))
-                    os.write(end, b".")
-
-        child = in_child(charge_until_killed)
-        os.close(writing)
-        assert os.read(reading, 1) == b"r"
-        seen, started = 0, time.perf_counter()
-        for _ in range(rng.randrange(1, 4)):
-            seen += len(os.read(reading, 1))
-        # Anywhere within the next charge, however slow the disk is today.
-        time.sleep(rng.random() * (time.perf_counter() - started) / seen)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        while chunk := os.read(reading, 4096):
-            seen += len(chunk)
-        os.close(reading)
-        with PrivacyLedger(path) as ledger:
-            now = len(ledger.entries())
-            # The charge under way may or may not have reached the disk.
-            assert seen <= now - written <= seen + 1
-            assert ledger.spent() == (0.125 * now, 0.0)
-        acknowledged, written = acknowledged + seen, now
-    assert acknowledged >= kills
 
 
 def test_four_processes_never_overspend(tmp_path: Path) -> None:
