@@ -79,7 +79,7 @@ def test_a_failed_decision_leaves_nothing() -> None:
         raise ZeroDivisionError
     assert storage.settled() == {} and storage.rows() == []
     assert storage.totals() == before
-    assert append(storage, 0.25, 0.0, 0.0).number == 1
+    assert append(storage, 0.25, 0.0, 0.0)[0] == 1
 
 
 def test_a_choice_is_made_once() -> None:
