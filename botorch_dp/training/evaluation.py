@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from botorch_dp.training.records import (
     count,
     each_part,
     parts,
+    rows,
     synthetic_records,
 )
 from botorch_dp.training.single_calls import call_alone, is_tied, vectorizing
@@ -63,7 +64,7 @@ def check_evaluation(model: nn.Module, data: TrainTest, *, random_weights: bool 
             if draws:
                 break  # what it draws for a batch is not what it draws for a batch of one
             alone = torch.cat(
-                [outputs_and_draws(called, _rows(made, [place]))[0] for place in range(size)]
+                [outputs_and_draws(called, rows(made, [place]))[0] for place in range(size)]
             )
             scale = 1 + float(alone.double().nan_to_num(0.0, 0.0, 0.0).abs().max())
             if not torch.allclose(
@@ -91,11 +92,6 @@ def _in_double(model: nn.Module, data: TrainTest) -> tuple[nn.Module, bool]:
 
 def _as_double(part: Tensor) -> Tensor:
     return part.double() if part.is_floating_point() else part
-
-
-def _rows(X: Inputs, places: Sequence[int]) -> Inputs:
-    """The records at some places, as new tensors."""
-    return each_part(lambda part: part[list(places)], X)
 
 
 def right_of_each(model: nn.Module, X: Inputs, Y: Tensor) -> Tensor:
@@ -155,13 +151,13 @@ class _CallsOfOne:
         self._tied = is_tied(self._model)
         self._made = made
         self._vectorized = vmap(self._of_one, randomness="different")
-        self._shape = self._call(_rows(made, [0])).shape[1:]
+        self._shape = self._call(rows(made, [0])).shape[1:]
 
     def can_be_vectorized(self) -> bool:
         """Whether a block of made-up records gives what each of a few gives alone."""
         try:
             together = self._call(self._made)
-            alone = torch.cat([self._call(_rows(self._made, [place])) for place in range(4)])
+            alone = torch.cat([self._call(rows(self._made, [place])) for place in range(4)])
         except Exception as error:  # whatever it is, the model cannot be vectorized
             if isinstance(error, _OF_THE_MACHINE):
                 raise
@@ -177,7 +173,7 @@ class _CallsOfOne:
 
     def _fill(self, found: Tensor, X: Inputs, places: list[int], size: int) -> None:
         """Find the outputs of some records; made-up ones stand at all other places."""
-        block = _rows(self._made, range(size))
+        block = rows(self._made, range(size))
         for into, part in zip(parts(block).values(), parts(X).values(), strict=True):
             into[places] = part[places]
         try:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +32,7 @@ from botorch_dp.training.records import (
     call,
     count,
     parts,
+    rows,
     synthetic_records,
 )
 
@@ -306,7 +306,7 @@ def outputs_and_draws(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
                 f"{name and name + ': '}{tuple(part.shape)} {part.dtype}"
                 for name, part in parts(X).items()
             )
-            raise _kind(error)(f"The model cannot take inputs of {shapes}: {error}") from error
+            raise ValueError(f"The model cannot take inputs of {shapes}: {error}") from error
         draws = not torch.equal(before, torch.get_rng_state())
     if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != count(X):
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -339,10 +339,9 @@ def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
         try:
             values = loss(outputs, targets)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise _kind(error)(
-                f"`loss` cannot take {shapes}, of {outputs.dtype} and {targets.dtype}: "
-                f"{str(error).rstrip('.')}."
-                f"{_how_to_fit(outputs, targets)}"
+            raise ValueError(
+                f"`loss` cannot take {shapes}, of {outputs.dtype} and {targets.dtype}: {error}. "
+                + _ONE_EACH
             ) from error
         if not isinstance(values, Tensor):
             raise TypeError(f"`loss` must return a tensor, got {type(values).__name__}.")
@@ -354,54 +353,25 @@ def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
             fits = _same(values, alone.mean() if values.dim() == 0 else alone)
     if fits:
         return
-    with suppress(RuntimeError):
-        both = torch.broadcast_shapes(outputs.shape, targets.shape)
-        if outputs.shape != targets.shape and both not in (outputs.shape, targets.shape):
-            raise ValueError(
-                f"`loss` compares {shapes}, which broadcast to {tuple(both)}: each output meets "
-                "every record's target. Let the model return outputs.squeeze(-1), or give targets "
-                "of shape n x 1."
-            )
     if values.shape not in ((), (len(outputs),)):
         raise ValueError(
             f"`loss` must return one number for each record (shape {(len(outputs),)}) or their "
-            f"mean, got shape {tuple(values.shape)} for {shapes}; check that they do not broadcast."
+            f"mean, got shape {tuple(values.shape)} for {shapes}. {_ONE_EACH}"
         )
     if values.dim() == 0:
         raise PrivacyError(
-            "`loss` returns one number that is not the mean of the records' own losses (it is a "
-            "sum, or it weighs or mixes the records of a batch). Return one loss per record, for "
-            'instance with reduction="none".'
+            f"`loss` returns one number for {shapes} that is not the mean of the records' own "
+            "losses (it is a sum, or it weighs or mixes the records of a batch). Return one loss "
+            f'per record, for instance with reduction="none". {_ONE_EACH}'
         )
     raise PrivacyError(_MIXES.format(what="`loss`"))
 
 
-def _kind(error: Exception) -> type[Exception]:
-    return TypeError if isinstance(error, TypeError) else ValueError
-
-
-def _how_to_fit(outputs: Tensor, targets: Tensor) -> str:
-    """What most often makes a loss take outputs and targets."""
-    if outputs.shape[1:] == (1,) and targets.dim() == 1:
-        return " Let the model return outputs.squeeze(-1), or give targets of shape n x 1."
-    if outputs.dim() == 2 and targets.shape[1:] == (1,):
-        return " Give targets of shape n: targets.squeeze(-1)."
-    if outputs.dim() == 2 and outputs.shape[1] > 1 and targets.is_floating_point():
-        return " If the targets are classes, give targets.long()."
-    return ""
-
-
 def _check_no_mixing(model: nn.Module, loss: Loss, data: TrainTest) -> None:
     """The outputs of a batch must be those of its records as batches of one."""
-    together, _ = outputs_and_draws(model, data.train_X)
-    ones = zip(*(part.split(1) for part in parts(data.train_X).values()), strict=True)
-    names = list(data.train_X) if isinstance(data.train_X, dict) else None
-    alone = torch.cat(
-        [
-            outputs_and_draws(model, dict(zip(names, one, strict=True)) if names else one[0])[0]
-            for one in ones
-        ]
-    )
+    X = data.train_X
+    together, _ = outputs_and_draws(model, X)
+    alone = torch.cat([outputs_and_draws(model, rows(X, [i]))[0] for i in range(count(X))])
     if not _same(together, alone):
         raise PrivacyError(_MIXES.format(what="The model"))
     _check_loss(loss, together, data.train_Y)
@@ -427,6 +397,10 @@ def _check_no_memory(model: nn.Module, data: TrainTest, generator: torch.Generat
         )
 
 
+_ONE_EACH = (
+    "Where outputs are n x 1 and targets n, let the model return outputs.squeeze(-1), or give "
+    "targets of shape n x 1."
+)
 _MIXES = (
     "{what} mixes the records of a batch, or changes with each call: on random data, the result "
     "for a record in a batch was not that for the record alone. The model is trained on single "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -41,6 +41,11 @@ def each_part(function: Callable[[Tensor], Tensor], X: Inputs) -> Inputs:
     if isinstance(X, dict):
         return {name: function(part) for name, part in X.items()}
     return function(X)
+
+
+def rows(X: Inputs, places: Sequence[int]) -> Inputs:
+    """The records at some places, as new tensors."""
+    return each_part(lambda part: part[list(places)], X)
 
 
 def count(X: Inputs) -> int:
@@ -301,10 +306,9 @@ def check_data(data: object, *, named_inputs: bool = False, tests: bool = True) 
     """
     if isinstance(data, torch.utils.data.DataLoader):
         raise PrivacyError(
-            "`data` is a DataLoader: going through a shuffled data set epoch by epoch is neither "
-            "Poisson sampling nor sampling without replacement, and its privacy cannot be "
-            "accounted as either. Pass tensors, TrainTest(train_X, train_Y, test_X, test_Y); the "
-            "trainer draws its own batches. Or pass a pair of map-style data sets."
+            "`data` is a DataLoader, whose shuffled passes cannot be accounted as Poisson sampling "
+            "or as sampling without replacement. Pass TrainTest(train_X, train_Y, test_X, test_Y) "
+            "or a pair of map-style data sets: the trainer draws its own batches."
         )
     if not isinstance(data, tuple) or len(data) not in (2, 4):
         raise TypeError(
@@ -315,8 +319,7 @@ def check_data(data: object, *, named_inputs: bool = False, tests: bool = True) 
     data = TrainTest(*data)
     if tests and data.test_X is None and data.test_Y is None:
         raise ValueError(
-            "`data` has no test records, which are needed here: pass TrainTest(train_X, train_Y, "
-            "test_X, test_Y), or a pair of data sets."
+            "`data` has no test records: pass TrainTest(train_X, train_Y, test_X, test_Y)."
         )
     if named_inputs:
         data = data._replace(train_X=_as_named(data.train_X), test_X=_as_named(data.test_X))
@@ -413,10 +416,9 @@ def datasets_of(data: object, like: Any) -> tuple[DatasetRecords, DatasetRecords
         if example is None:
             raise PrivacyError(
                 f"Nothing public says which form the records of the {name} data set have, and the "
-                "first of them is as secret as any other. Pass `like=`, a made-up record of the "
-                "same names, shapes and types, such as (torch.zeros(3), 0) or {'input_ids': "
-                "torch.zeros(64).long(), 'labels': 0}. All must have the length of this one: pad "
-                "them."
+                "first of them is as secret as any other. Pass `like=`, a made-up record that all "
+                "have the names, shapes and types of, such as (torch.zeros(3), 0) or "
+                "{'input_ids': torch.zeros(64).long(), 'labels': 0}."
             )
         found.append(DatasetRecords(dataset, example))
     return found[0], found[1] if len(found) > 1 else None

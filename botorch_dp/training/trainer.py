@@ -441,8 +441,7 @@ class DPTrainer:
         if not self.setup.num_tests:
             raise ValueError(
                 "`data` has no test records, and a problem weighs privacy against the accuracy on "
-                "them. Make the trainer with TrainTest(train_X, train_Y, test_X, test_Y), or with "
-                "a pair of data sets."
+                "them. Make the trainer with TrainTest(train_X, train_Y, test_X, test_Y)."
             )
         from botorch_dp.training import oracles  # which needs BoTorch; training alone does not
 

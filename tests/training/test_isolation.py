@@ -257,7 +257,7 @@ REFUSED_LOSSES: dict[str, tuple[Any, str]] = {
     "weighted": (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), "not the mean"),
     "functional sum": (lambda o, t: F.cross_entropy(o, t, reduction="sum"), "not the mean"),
     "outputs": (lambda o, t: o, "one number for each record"),
-    "broadcast": (lambda o, t: (o[:, :1] - t.float()) ** 2, "broadcast"),
+    "broadcast": (lambda o, t: (o[:, :1] - t.float()) ** 2, r"outputs.squeeze\(-1\)"),
     "list": (lambda o, t: cross_entropy_loss(o, t).tolist(), "must return a tensor"),
 }
 

@@ -189,7 +189,7 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
             partial(logistic_regression, 7),
             squared,
             ValueError,
-            r"outputs \(6, 1\) and targets \(6,\), which broadcast to \(6, 6\).*squeeze",
+            r"one number for outputs \(6, 1\) and targets \(6,\).*squeeze",
         ),
         (logistic_regression(7), squared, TypeError, "must be a function that returns a new model"),
         (
