@@ -890,6 +890,7 @@ PUBLIC_FACTS = {
             "each_part",
             "own_generators",
             "parts",
+            "rows",
             "synthetic_records",
         )
     ),
