@@ -8,7 +8,6 @@ under REPLACE_ONE, twice the clipping norm, so it must be given half of the numb
 from __future__ import annotations
 
 import json
-import math
 
 import dp_accounting as dpa
 import pytest
@@ -17,7 +16,7 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import PRVAccountant, RDPAccountant
 
 from botorch_dp.cli import main
-from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon, dp_sgd_epsilons
+from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 NOISE, BATCH, RECORDS, EPOCHS, DELTA = 1.13, 128, 4096, 10, 1e-5
@@ -72,25 +71,3 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     replaced, added, fixed = (row["epsilon"] for row in rows)
     assert (replaced, added) == (ours(REPLACE), ours(ADD))
     assert fixed == ours(REPLACE, sampling="without_replacement")
-
-
-@pytest.mark.parametrize("relation", [REPLACE, ADD])
-def test_many_at_once(relation: NeighboringRelation) -> None:
-    many = dp_sgd_epsilons(
-        [NOISE], [BATCH], [STEPS], num_records=RECORDS, delta=DELTA, relation=relation
-    )
-    assert ours(relation) * (1 - 1e-3) <= many[0] <= 1.02 * ours(relation)
-
-
-def test_without_sampling_it_is_the_gaussian_mechanism_of_a_clipped_sum() -> None:
-    """C of an added record or 2C of a replaced one, over NOISE times C."""
-    full = {"batch_size": 10, "num_records": 10, "steps": 1, "noise_multiplier": NOISE}
-    for relation, moved in ((ADD, 1.0), (REPLACE, 2.0)):
-        accountant = PLDAccountant(dpa.NeighboringRelation[relation.name])
-        accountant.compose(dpa.GaussianDpEvent(NOISE))
-        epsilon = dp_sgd_epsilon(**full, delta=DELTA, relation=relation)
-        assert accountant.get_epsilon(DELTA) == pytest.approx(epsilon, rel=1e-3)
-        mu = moved / NOISE
-        assert epsilon == pytest.approx(
-            mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / DELTA)), rel=0.2
-        )
