@@ -337,9 +337,11 @@ class DPareto:
     def front(self) -> ParetoFront:
         """The Pareto front of the trials so far. Sensitive; see its ``caption``."""
         trials = self.trials
+        complete = require_complete(trials, "front")
         return ParetoFront(
             self.problem,
-            require_complete(trials, "front"),
+            # What trainings raised may quote records: it stays here when a front is published.
+            [replace(trial, failure="") if trial.failure else trial for trial in complete],
             guarantee=self._priced(trials),
             charged=self._charged is not None,
             reevaluator=self._train_again,
@@ -384,7 +386,7 @@ class DPareto:
         return partial(publication, self.problem, trials, "training")
 
     def publish(self, *, test_records_are_public: bool = False) -> Release[ParetoFront]:
-        """The front, to be shown to others: with its figures, its models, and all trials.
+        """The front, to be shown to others: with its figures, its models, and its trials.
 
         Only of a study with a ``budget``.
 
@@ -487,7 +489,7 @@ class DPareto:
         for trial, fresh in zip(wanted, seeds, strict=True):
             found = self._file[trial.number].fresh
             if measurements := tuple(found[r] for r in fresh if r in found):
-                again.append(replace(trial, measurements=measurements, fresh={}))
+                again.append(replace(trial, measurements=measurements, fresh={}, failure=""))
         failed = sorted({t.number for t in wanted} - {t.number for t in again})
         if not again:
             raise StudyError(

@@ -308,6 +308,23 @@ class TestPublishing:
         assert "the test records are public" in str(released.guarantee)
         assert released.guarantee.epsilon(1e-6) == 8.0
 
+    def test_what_a_training_raised_is_not_published(self) -> None:
+        fails: list[str] = []
+
+        def train(config: Config, seed: int) -> float:
+            if fails:
+                raise ValueError(fails[0])
+            return Trains()(config, seed)
+
+        tried = study(train)
+        tried.run(3)
+        fails.append("record 17 is odd")
+        with pytest.raises(StudyError, match="All re-evaluations failed"):
+            tried.front().reevaluate(1)
+        assert any("record 17" in trial.failure for trial in tried.trials)
+        published = tried.publish(test_records_are_public=True).value
+        assert [trial.failure for trial in published.trials] == [""] * 3
+
     def test_noisy_utilities_may_come_from_sensitive_test_records(self) -> None:
         one = gaussian_guarantee(sensitivity=1.0, mu=0.1)
         tried = DPareto(
