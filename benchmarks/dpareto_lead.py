@@ -249,8 +249,6 @@ def draw(pools: dict[str, Points], studies: dict[str, Points], trainings: int) -
     """The fronts of studies and of the draws, for both ways to compute epsilon."""
     from matplotlib.figure import Figure
 
-    from botorch_dp.plots import save_figure
-
     figure = Figure(figsize=(11, 4.6 * len(pools)), layout="constrained")
     grid = figure.subplots(len(pools), 2, sharey=True, squeeze=False)
     for row, (label, pool) in zip(grid, pools.items(), strict=True):
@@ -276,7 +274,7 @@ def draw(pools: dict[str, Points], studies: dict[str, Points], trainings: int) -
         "of your own: it is computed from them without noise.",
         fontsize=13,
     )
-    save_figure(figure, results_folder() / f"{NAME}.png")
+    figure.savefig(results_folder() / f"{NAME}.png", dpi=150)
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ from benchmarks.linear_training import FastTraining, Training
 from botorch_dp import tasks
 from botorch_dp.pareto import Batched, DPareto, ParetoFront, PrivacyUtilityProblem
 from botorch_dp.pareto.front import dominated_volume
-from botorch_dp.plots import plot_front, save_figure
+from botorch_dp.plots import plot_front
 from botorch_dp.space import Config, Integer, Real, SearchSpace, ShiftedExponential
 
 
@@ -492,7 +492,7 @@ def _side_by_side(
         plot_front(*shown, ax=ax, **options)
         ax.set_title(title.format(name), fontsize=10)
         ax.set_xlim(right=2 * fronts[0].problem.ref_point[0])
-    save_figure(figure, path, dpi=_DPI)
+    figure.savefig(path, dpi=_DPI)
 
 
 def _hypervolumes(settings: Sequence[Setting], runs: dict[str, Any], path: Path) -> None:
@@ -527,7 +527,7 @@ def _hypervolumes(settings: Sequence[Setting], runs: dict[str, Any], path: Path)
         "such a figure of records of your own: it is computed from them without noise."
     )
     ax.text(0.5, 0.0, textwrap.fill(caption, 42), ha="center", va="bottom", fontsize=11)
-    save_figure(figure, path, dpi=_DPI)
+    figure.savefig(path, dpi=_DPI)
 
 
 def _draw_method(

@@ -143,8 +143,6 @@ def draw_noise(rows: list[dict[str, Any]]) -> None:
     """Noise over what values differ by, for each release and epsilon, at 10,000 records."""
     from matplotlib.figure import Figure
 
-    from botorch_dp.plots import save_figure
-
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axis = figure.subplots()
     names = list(dict.fromkeys(row["release"] for row in rows if row["status"] != "none"))
@@ -161,7 +159,7 @@ def draw_noise(rows: list[dict[str, Any]]) -> None:
     axis.invert_yaxis()
     axis.set_xlabel("noise in 95% of all releases, over how much values differ (10,000 records)")
     axis.legend(frameon=False, fontsize=8)
-    save_figure(figure, results_folder() / "kusner_noise.png")
+    figure.savefig(results_folder() / "kusner_noise.png", dpi=150)
 
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)

@@ -519,8 +519,6 @@ def draw(results: dict[str, Any]) -> None:
     """Figure 2a to c, regret by query; and below it regret by r, printed and ours."""
     from matplotlib.figure import Figure
 
-    from botorch_dp.plots import save_figure
-
     by_data: dict[str, list[Any]] = {}
     for number, entry in sorted(results["tables"].items()):
         by_data.setdefault(entry["record"]["data"], []).append((number, entry))
@@ -538,7 +536,7 @@ def draw(results: dict[str, Any]) -> None:
         f"moves by one unit;\nthe projections (above: to r = {SHOWN}) have no guarantee.",
         fontsize=12,
     )
-    save_figure(figure, results_folder() / "outsourced.png")
+    figure.savefig(results_folder() / "outsourced.png", dpi=150)
 
 
 def _draw_curves(axis: Any, letter: str, entries: list[Any]) -> None:

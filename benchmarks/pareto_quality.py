@@ -543,8 +543,6 @@ def draw_maps(found: dict[str, Any], path: Any) -> None:
     """Oracles above, models below; the front and HVPoI at the right."""
     from matplotlib.figure import Figure
 
-    from botorch_dp.plots import save_figure
-
     (x_name, xs), (y_name, ys) = found["x"], found["y"]
     figure = Figure(figsize=(13, 8.2), layout="constrained")
     axes = figure.subplots(2, 3)
@@ -587,7 +585,7 @@ def draw_maps(found: dict[str, Any], path: Any) -> None:
         "pictures has no guarantee.",
         fontsize=10,
     )
-    save_figure(figure, path)
+    figure.savefig(path, dpi=150)
 
 
 class Finished:

@@ -32,9 +32,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    epsilon = commands.add_parser(
-        "epsilon", help="the epsilon of a DP-SGD or DP-Adam run, or the noise for an epsilon"
-    )
+    epsilon = commands.add_parser("epsilon", help="the epsilon of a DP-SGD run, or its noise")
     given = epsilon.add_mutually_exclusive_group(required=True)
     given.add_argument("--noise", type=float, help="noise multiplier, over the clipping norm")
     given.add_argument("--epsilon", type=float, help="find the noise multiplier for it")
@@ -45,9 +43,7 @@ def parser() -> argparse.ArgumentParser:
     epsilon.add_argument("--json", action="store_true", help="for programs")
     epsilon.set_defaults(run=_epsilon)
 
-    suggest = commands.add_parser(
-        "suggest", help="the default settings for an epsilon, and why; no record is read"
-    )
+    suggest = commands.add_parser("suggest", help="the default settings for an epsilon, and why")
     suggest.add_argument("--records", type=int, required=True, help="training records")
     suggest.add_argument("--features", type=int, required=True, help="numbers in a record")
     suggest.add_argument("--epsilon", type=float, required=True, help="of the training")

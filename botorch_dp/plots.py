@@ -7,18 +7,15 @@ drawing one changes no global state and needs no display.
 from __future__ import annotations
 
 import io
-import os
 import re
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from botorch_dp._checks import needs_extra
-from botorch_dp._files import atomic_write
 from botorch_dp.pareto.front import ParetoFront, non_dominated
 from botorch_dp.pareto.recommendation import OperatingPoint
 
@@ -71,7 +68,7 @@ def plot_front(
         The figure.
 
     Example:
-        >>> save_figure(plot_front(study.front()), "front.png")
+        >>> plot_front(study.front()).savefig("front.png")
     """
     alone = len(fronts) == 1
     trials = alone if trials is None else trials
@@ -136,29 +133,6 @@ def plot_hypervolume(
     ax.set_ylabel(f"hypervolume up to ({names}) = ({values})")
     _finish(ax, fronts)
     return figure
-
-
-def save_figure(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 150) -> Path:
-    """Write a figure; an interruption leaves the old file, or none, never half of the new one.
-
-    Args:
-        figure: What to write.
-        path: Where; the suffix names the format (.png, .pdf, .svg, ...).
-        dpi: Dots per inch, for formats that have dots.
-
-    Returns:
-        The path.
-    """
-    target = Path(path)
-    kinds = figure.canvas.get_supported_filetypes()
-    kind = target.suffix.lstrip(".").lower()
-    if kind not in kinds:
-        raise ValueError(f"`path` must end in one of {sorted(kinds)}, got {target.name!r}.")
-    if not target.parent.is_dir():
-        raise ValueError(f"`path`: the folder {target.parent} does not exist.")
-    with atomic_write(target, binary=True) as file:
-        figure.savefig(file, format=kind, dpi=dpi)
-    return target
 
 
 def _log_epsilon(ax: Axes) -> None:

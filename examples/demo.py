@@ -29,7 +29,6 @@ from botorch_dp import (
     datasets,
 )
 from botorch_dp.objectives import per_record_scores
-from botorch_dp.plots import save_figure
 
 #: The command line of this environment, as one would type it here.
 _COMMAND = os.path.relpath(Path(sys.executable).with_name("botorch-dp"))
@@ -114,7 +113,7 @@ def _front(folder: Path, trials: int) -> None:
         warnings.simplefilter("ignore")  # that little can be learnt at the smallest epsilons
         front = study.run(max(trials, len(study.trials)), progress=True)
         best = study.recommend(epsilon=1.0)
-    save_figure(front.plot(recommended=best), folder / "front.png")
+    front.plot(recommended=best).savefig(folder / "front.png", dpi=150)
     print("\n  epsilon   error\n" + "\n".join(f"  {e:7.3f}  {r:6.3f}" for e, r in front.points))
     print(f"\nFor epsilon = 1: {best}")
     print(f"Figure: {folder}/front.png\n{front.caption}")

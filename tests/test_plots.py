@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -14,7 +12,7 @@ from matplotlib.figure import Figure
 from botorch_dp import plots
 from botorch_dp.pareto import DPareto, ParetoFront, Trial
 from botorch_dp.pareto.problem import Measurement
-from botorch_dp.plots import plot_front, plot_hypervolume, save_figure
+from botorch_dp.plots import plot_front, plot_hypervolume
 from botorch_dp.privacy import Guarantee, PrivacyUnit
 from botorch_dp.privacy.guarantee import PureLoss
 from tests.pareto import toy
@@ -133,39 +131,6 @@ class TestHypervolume:
     def test_another_reference(self) -> None:
         ax = axes(plot_hypervolume(front(), ref_point=(3.0, 0.9)))
         assert "(3, 0.9)" in ax.get_ylabel()
-
-
-class TestSave:
-    @pytest.mark.parametrize("name", ["front.png", "front.PDF", "front.svg"])
-    def test_formats(self, tmp_path: Path, name: str) -> None:
-        path = save_figure(plot_front(front()), tmp_path / name)
-        assert path.stat().st_size > 1000
-        assert [p.name for p in tmp_path.iterdir()] == [name]
-
-    def test_an_interruption_leaves_the_old_file(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        figure = plot_front(front())
-        path = save_figure(figure, tmp_path / "front.png")
-        before = path.read_bytes()
-
-        def interrupted(file: Any, **_: Any) -> None:
-            file.write(b"half")
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(figure, "savefig", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            save_figure(figure, path)
-        assert path.read_bytes() == before and os.listdir(tmp_path) == ["front.png"]
-
-    def test_wrong_path(self, tmp_path: Path) -> None:
-        figure = plot_front(front())
-        with pytest.raises(ValueError, match="must end in one of"):
-            save_figure(figure, tmp_path / "front.xyz")
-        with pytest.raises(ValueError, match="must end in one of"):
-            save_figure(figure, tmp_path / "front")
-        with pytest.raises(ValueError, match="does not exist"):
-            save_figure(figure, tmp_path / "nowhere" / "front.png")
 
 
 def test_drawing_changes_no_global_state() -> None:
