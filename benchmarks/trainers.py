@@ -56,9 +56,9 @@ from botorch_dp.training import (
     cross_entropy_loss,
     logistic_loss,
     logistic_regression,
+    multilayer_perceptron,
 )
 from botorch_dp.training.fused import why_not_fused
-from botorch_dp.training.networks import mlp1
 from botorch_dp.training.plan import Sampling
 from botorch_dp.training.records import Inputs, parts
 from botorch_dp.training.trainer_setup import EngineName
@@ -143,7 +143,7 @@ def adult_column() -> Setting:
 def mnist() -> Setting:
     X, y = torch.rand(12_000, 784), torch.randint(10, (12_000,))
     return Setting(
-        mlp1,
+        partial(multilayer_perceptron, 784, 10, (1000,)),
         cross_entropy_loss,
         {"cross-entropy": classes_loss},
         nn.CrossEntropyLoss(),

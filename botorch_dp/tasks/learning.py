@@ -38,8 +38,8 @@ from botorch_dp.training import (
     hinge_loss,
     logistic_loss,
     logistic_regression,
+    multilayer_perceptron,
 )
-from botorch_dp.training.networks import linear_svm, mlp1, mlp2
 from botorch_dp.training.oracles import TrainingOracles, problem_of
 from botorch_dp.training.trainer_setup import EngineName
 
@@ -68,9 +68,9 @@ _BUNDLED_RATE = Real(1e-2, 5.0, log=True)
 #: Linear models start at zero, as in the paper's Algorithms 3 and 4; a network cannot.
 _MODELS: dict[str, tuple[Callable[..., nn.Module], Callable[[Tensor, Tensor], Tensor]]] = {
     "logistic": (partial(logistic_regression, zero=True), logistic_loss),
-    "svm": (partial(linear_svm, zero=True), hinge_loss),
-    "mlp1": (mlp1, cross_entropy_loss),
-    "mlp2": (mlp2, cross_entropy_loss),
+    "svm": (partial(logistic_regression, zero=True), hinge_loss),
+    "mlp1": (partial(multilayer_perceptron, num_classes=10, hidden=(1000,)), cross_entropy_loss),
+    "mlp2": (partial(multilayer_perceptron, num_classes=10, hidden=(128, 64)), cross_entropy_loss),
 }
 
 

@@ -31,6 +31,8 @@ def logistic_regression(
 ) -> nn.Module:
     """One linear score; train it with :func:`~botorch_dp.training.logistic_loss`.
 
+    Or, as a support vector machine, with :func:`~botorch_dp.training.hinge_loss`.
+
     Args:
         num_features: The number of inputs.
         bias: Whether the score has an intercept.
@@ -45,16 +47,6 @@ def logistic_regression(
     return model
 
 
-def linear_svm(
-    num_features: int, *, bias: bool = True, zero: bool = False, dtype: torch.dtype = torch.float32
-) -> nn.Module:
-    """One linear score; train it with :func:`~botorch_dp.training.hinge_loss`.
-
-    Arguments as in :func:`logistic_regression`.
-    """
-    return logistic_regression(num_features, bias=bias, zero=zero, dtype=dtype)
-
-
 def multilayer_perceptron(
     num_features: int,
     num_classes: int,
@@ -64,26 +56,13 @@ def multilayer_perceptron(
 ) -> nn.Module:
     """Linear layers with rectifiers between them.
 
-    Train it with :func:`~botorch_dp.training.cross_entropy_loss`.
+    Train it with :func:`~botorch_dp.training.cross_entropy_loss`. MLP1 of [Avent2020] has the
+    hidden widths ``(1000,)``, MLP2 ``(128, 64)``.
     """
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise((num_features, *hidden, num_classes)):
         layers += [nn.Linear(inputs, outputs, dtype=dtype), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-def mlp1(
-    num_features: int = 784, num_classes: int = 10, *, dtype: torch.dtype = torch.float32
-) -> nn.Module:
-    """MLP1 of [Avent2020]: one hidden layer of 1000 rectifiers."""
-    return multilayer_perceptron(num_features, num_classes, (1000,), dtype=dtype)
-
-
-def mlp2(
-    num_features: int = 784, num_classes: int = 10, *, dtype: torch.dtype = torch.float32
-) -> nn.Module:
-    """MLP2 of [Avent2020]: hidden layers of 128 and 64 rectifiers."""
-    return multilayer_perceptron(num_features, num_classes, (128, 64), dtype=dtype)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:

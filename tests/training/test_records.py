@@ -56,10 +56,7 @@ def test_not_four_tensors() -> None:
 
 def test_no_value_is_shown() -> None:
     data = make_data(n=3)
-    assert repr(data) == (
-        "TrainTest(train_X: (3, 7) float64, train_Y: (3,) int64, "
-        "test_X: (2, 7) float64, test_Y: (2,) int64)"
-    )
+    assert repr(data) == "TrainTest(3 training records)"
     assert "TrainingRecords object" in repr(training_records(data, 3))
 
 
