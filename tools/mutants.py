@@ -242,8 +242,8 @@ MUTANTS = [
     *_mutants(
         "scores.py",
         "test_one_record.py",
-        ("failing[i] = self._tried(", "failing[:] = self._tried("),
-        ("            y = as_numbers(y)\n", "            y = np.asarray(y.tolist())\n"),
+        ("failing[self._failing(fitted, np.arange(n))] = True", "failing[:] = True"),
+        ("labels = as_numbers(labels)\n", "labels = np.asarray(labels.tolist())\n"),
     ),
     *_mutants(
         "release/choice.py",
@@ -383,7 +383,7 @@ MUTANTS = [
     ),
     *_mutants(
         "tuning/private_selection.py",
-        "tuning/test_private_fit.py",
+        "tuning/test_private_fit.py tuning/test_private_selection.py",
         (
             "return selection.profile(mu, delta), mu",
             "return selection.profile(2 * mu, delta), mu",
@@ -396,7 +396,7 @@ MUTANTS = [
         "tuning/slopes.py",
         "tuning/test_slopes.py tuning/test_private_search.py",
         ("sensitivity = 2 * clip_norm(len(mean))", "sensitivity = clip_norm(len(mean))"),
-        ('norm="l1" if pure else "l2"', 'norm="l2"'),
+        ('norm="l1")', 'norm="l2")'),
     ),
     *_mutants(
         "integrations/opacus_loop.py",

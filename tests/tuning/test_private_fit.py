@@ -268,7 +268,6 @@ class TestSecret:
 
 
 class TestLevel:
-    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("test_records", ["public", "training"])
     def test_every_configuration_keeps_to_one_level(self, test_records: Any) -> None:
         private = fit(test_records=test_records)
