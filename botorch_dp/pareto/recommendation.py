@@ -14,6 +14,7 @@ from torch import Tensor
 from botorch_dp.pareto.beliefs import Beliefs, Candidates, on_the_cpu, require_complete
 from botorch_dp.pareto.problem import Trial
 from botorch_dp.pareto.proposals import Search
+from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.space import Config
 
 #: Columns of the exact objectives and of the models'.
@@ -44,7 +45,7 @@ class OperatingPoint:
         low, high = self.interval
         origin = "tried" if self.tried else "never tried"
         return (
-            f"epsilon {self.epsilon:.4g} (exact), error {self.error:.4f} "
+            f"epsilon {rounded_up(self.epsilon)} (exact), error {self.error:.4f} "
             f"({self.level:.0%} interval {low:.4f} to {high:.4f}; sensitive) "
             f"with {self.config} ({origin})"
         )
@@ -52,12 +53,7 @@ class OperatingPoint:
 
 @on_the_cpu
 def recommended(
-    search: Search,
-    trials: Sequence[Trial],
-    epsilon: float,
-    level: float,
-    *,
-    fitted: Beliefs | None = None,
+    search: Search, trials: Sequence[Trial], epsilon: float, level: float
 ) -> OperatingPoint:
     """The config with the smallest expected error among those whose epsilon is small enough.
 
@@ -66,12 +62,11 @@ def recommended(
         trials: All trials.
         epsilon: The largest acceptable epsilon.
         level: The interval's probability.
-        fitted: What the search believes of these trials, where that is known already.
     """
     if not 0 <= epsilon < math.inf:
         raise ValueError(f"`epsilon` must be finite and at least 0, got {epsilon}.")
     require_complete(trials, "config to recommend")
-    beliefs = search.beliefs(trials) if fitted is None else fitted
+    beliefs = search.beliefs(trials)
 
     def within(candidates: Candidates) -> Tensor:
         errors = expected_error(*_error_beliefs(beliefs, candidates))
