@@ -213,6 +213,7 @@ class KnownObjectives:
         #: How many configs failed, by oracle and type of the error.
         self.failures: Counter[str] = Counter()
         self._rows: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._tried: dict[tuple[object, ...], float] = {}
 
     def candidates(self, configs: Sequence[Config]) -> Candidates:
         """Configs with their codes and their exact objectives."""
@@ -242,10 +243,16 @@ class KnownObjectives:
                 )
 
     def epsilon(self, config: Config) -> float:
-        """The exact epsilon of a config that will be tried, or what an exact oracle raises."""
-        for objective in self._exact.values():
-            objective.known(config)
-        return self._problem.epsilon(config)
+        """The exact epsilon of a config that is tried, or what an exact oracle raises.
+
+        It is asked for once: Optuna's sampler asks again about all trials for each proposal.
+        """
+        key = tuple(config.values())
+        if key not in self._tried:
+            for objective in self._exact.values():
+                objective.known(config)
+            self._tried[key] = self._problem.epsilon(config)
+        return self._tried[key]
 
     def __call__(self, configs: Sequence[Config]) -> Tensor:
         """Exact objectives of configs, ``n x k``."""

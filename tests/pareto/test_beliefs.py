@@ -210,6 +210,9 @@ class TestKnownObjectives:
         first = near(known, codes)
         assert torch.equal(known.candidates(first.configs).known, first.known)
         assert len(asked) == 20
+        # What is tried is asked about exactly, since bounds may do for candidates; once, too.
+        assert {known.epsilon(first.configs[0]) for _ in range(3)} == {float(first.known[0, 0])}
+        assert len(asked) == 21
 
     @pytest.mark.parametrize("answer", [math.nan, -1.0, math.inf])
     @pytest.mark.parametrize("batch", [False, True])
