@@ -37,7 +37,6 @@ from botorch_dp._checks import (
     check_delta,
     check_integer,
     check_positive,
-    did_you_mean,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._composition import LARGEST_MU, composed_epsilon
@@ -136,10 +135,7 @@ class DPSGD:
     def loss(self) -> PoissonSGDLoss | FixedBatchSGDLoss:
         """Its privacy loss, for a :class:`~botorch_dp.privacy.Guarantee`."""
         if self.noise_multiplier is None:
-            raise ValueError(
-                "`noise_multiplier` is None, and without noise a training has no privacy loss: "
-                "use `with_noise` or `for_epsilon`."
-            )
+            raise ValueError("`noise_multiplier` is None: use `with_noise` or `for_epsilon` first.")
         if self.sampling == "poisson":
             relation = checked_relation(self.sampling, self.relation)
             probability = self.batch_size / self.num_records
@@ -309,9 +305,8 @@ def checked_relation(sampling: str, relation: NeighboringRelation | None) -> Nei
     """The relation to account under, REPLACE_ONE if None, or an error if there is no bound."""
     if sampling not in _SAMPLINGS:
         raise ValueError(
-            f"`sampling` must be one of {_SAMPLINGS}, got {sampling!r}."
-            f"{did_you_mean(sampling, _SAMPLINGS)} A shuffled pass over the data is neither, and "
-            "nothing as good is proven for it: draw each batch afresh."
+            f"`sampling` must be one of {_SAMPLINGS}, got {sampling!r}. A shuffled pass over the "
+            "data is neither: draw each batch afresh."
         )
     if relation is None:
         return NeighboringRelation.REPLACE_ONE
@@ -319,8 +314,7 @@ def checked_relation(sampling: str, relation: NeighboringRelation | None) -> Nei
         raise PrivacyError("`relation` must be REPLACE_ONE or ADD_OR_REMOVE_ONE for DP-SGD.")
     if sampling == "without_replacement" and relation is not NeighboringRelation.REPLACE_ONE:
         raise PrivacyError(
-            "`relation` must be REPLACE_ONE for batches of fixed size: with one record more or "
-            "less every record is drawn with another probability, so no bound is known. Use "
-            "sampling='poisson' for ADD_OR_REMOVE_ONE."
+            "`relation` must be REPLACE_ONE for batches of fixed size: use sampling='poisson' for "
+            "ADD_OR_REMOVE_ONE."
         )
     return relation

@@ -83,8 +83,7 @@ class PrivacyBudget:
         epsilon, delta = self.without(summed)
         if (epsilon > 0) != (delta > 0):
             raise ValueError(
-                f"`summed` = {summed} leaves ({epsilon}, {delta}) of ({self.epsilon}, "
-                f"{self.delta}) for Gaussian releases, which need an epsilon and a delta: leave "
+                f"`summed` = {summed} leaves ({epsilon}, {delta}) for Gaussian releases: leave "
                 "some of both, or neither."
             )
 

@@ -232,10 +232,8 @@ def exponential_guarantee(
     check_choice("method", method, get_args(SelectionMethod))
     if monotonic and unit.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise PrivacyError(
-            f"`monotonic=True` halves the noise, which under {unit.relation.name} breaks the "
-            "promise: replacing a record can raise one utility and lower another. Use "
-            "ADD_OR_REMOVE_ONE, where one record moves all utilities in the same direction, or "
-            "`monotonic=False`."
+            f"`monotonic=True` breaks the promise under {unit.relation.name}, where a record can "
+            "raise one utility and lower another: use ADD_OR_REMOVE_ONE, or `monotonic=False`."
         )
     selection_scale(sensitivity, epsilon, method, monotonic)
     name = {"exponential": "Exponential mechanism", "permute_and_flip": "Permute-and-flip"}[method]
@@ -543,10 +541,8 @@ def _as_doubles(
 
         return _without_holes(tensor).flatten().numpy(), rebuild
     if not isinstance(value, float):
-        raise TypeError(
-            f"`value` must be a float or a floating-point tensor, got {type(value).__name__}; "
-            "convert it with `float(value)` or `torch.as_tensor(value, dtype=torch.double)`."
-        )
+        # Also because whether an integer fits a double may depend on one record.
+        raise TypeError("`value` must be a float or a floating-point tensor: convert it.")
     values = _without_holes(torch.tensor([value], dtype=torch.double, device="cpu")).numpy()
     return values, lambda noisy: float(noisy[0])
 
@@ -709,17 +705,16 @@ def _confirmed(ideal: Fraction, confirms: Callable[[float], bool]) -> float:
     if not SMALLEST_SCALE <= ideal <= LARGEST_SCALE:
         magnitude = math.log10(ideal.numerator) - math.log10(ideal.denominator)
         raise ValueError(
-            f"The parameters ask for a noise scale of about 1e{magnitude:+.0f}; outside "
-            f"[{SMALLEST_SCALE:g}, {LARGEST_SCALE:g}] doubles lose their precision. Choose another "
-            "`epsilon`, or rescale the values and their `sensitivity` by the same public factor."
+            f"The parameters ask for a noise scale of about 1e{magnitude:+.0f}, outside of "
+            f"[{SMALLEST_SCALE:g}, {LARGEST_SCALE:g}]: choose another `epsilon`, or rescale the "
+            "values and their `sensitivity` by the same public factor."
         )
     scale, step = float(ideal), 2.0**-52
     while not confirms(scale):
         if step > 1:
             raise ValueError(
-                "The parameters ask for noise so far above the `sensitivity` that rounding the "
-                "values would move them by more than a record does. Ask for less noise: a larger "
-                "`epsilon`."
+                "The parameters ask for noise so far above the `sensitivity` that it cannot be "
+                "drawn exactly: take a larger `epsilon`."
             )
         scale, step = scale * (1 + step), 2 * step
     return scale

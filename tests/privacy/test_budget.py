@@ -37,7 +37,7 @@ def test_budget_refuses_impossible_shares(summed: float | tuple[float, ...]) -> 
 
 
 def test_gaussian_share_needs_a_delta() -> None:
-    with pytest.raises(ValueError, match="Gaussian releases, which need"):
+    with pytest.raises(ValueError, match="leave some of both"):
         PrivacyBudget(1.0, 0.0, summed=0.5)
 
 
