@@ -55,9 +55,6 @@ class Engine(ABC):
             in training; None if it does not.
     """
 
-    #: Numbers that clipping takes for each record of a batch, beside those of plain training.
-    record_numbers: int
-
     def __init__(
         self,
         models: Sequence[nn.Module],

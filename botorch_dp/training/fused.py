@@ -149,8 +149,6 @@ class FusedEngine(Engine):
         self._layers = self._stack_layers(models)
         first = next(i for i, x in enumerate(self._layers) if isinstance(x, _Linear) and x.trains)
         self._frozen, self._active = self._layers[:first], self._layers[first:]
-        linear = [layer for layer in self._layers if isinstance(layer, _Linear)]
-        self.record_numbers = sum(sum(layer.weight.shape[1:]) for layer in linear)
 
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
         return ClippedSums(self._sums, self._add_clipped(*batches, clip_norm))

@@ -59,6 +59,7 @@ class PerRecordEngine(Engine):
         self._trained, self._totals = (
             parameter_views(matrix, models[0]) for matrix in (parameters, self._sums)
         )
+        #: Numbers that clipping takes for each record of a batch, beside those of plain training.
         self.record_numbers = sum(numbers_of_gradient(rows[0]) for rows in self._trained)
         self._model = self._prepared(copy.deepcopy(models[0]))
         self._tied = is_tied(self._model)

@@ -135,8 +135,6 @@ class TrainingPlan:
             batches ``ADD_OR_REMOVE_ONE``. Their epsilons cannot be compared.
         delta: Where :attr:`epsilon` is evaluated.
         conditions: What else the guarantee rests on, in sentences.
-        memory: What clipping takes at most beside the memory of plain training, in bytes; an
-            estimate, 0 if unknown.
         notes: What else there is to know, and why settings that were left out are what they are.
 
     Example:
@@ -159,7 +157,6 @@ class TrainingPlan:
     relation: NeighboringRelation = REPLACE_ONE
     delta: float = DELTA
     conditions: tuple[str, ...] = ()
-    memory: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -273,9 +270,6 @@ class TrainingPlan:
             f"clipped gradients, {self.noise_std / self.batch_size:.2g} on their mean).",
             f"Batches: {size} of {n:,} records. Steps: {self.steps:,} ({self.epochs:,} epochs), "
             f"learning rate {self.learning_rate:g}.",
-            f"Memory for clipping: {_bytes(self.memory)} at most, beside plain training."
-            if self.memory
-            else "",
             f"Choose a smaller delta: {self.delta:g} is not below 1 / {n:,}, and publishing one "
             "record at random would meet such a delta."
             if self.delta >= 1 / n
@@ -292,16 +286,8 @@ class TrainingPlan:
     def to_dict(self) -> dict[str, Any]:
         """What a run depends on, JSON-ready."""
         plain = {**asdict(self), "conditions": list(self.conditions)}
-        del plain["memory"], plain["notes"]
+        del plain["notes"]
         return {**plain, "relation": self.relation.name}
-
-
-def _bytes(number: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} GB"
 
 
 def check_names(settings: Iterable[str]) -> None:

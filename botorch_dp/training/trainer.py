@@ -207,7 +207,7 @@ class DPTrainer:
         relation: ``NeighboringRelation.REPLACE_ONE``, or for Poisson batches ``ADD_OR_REMOVE_ONE``.
             Epsilons under different relations cannot be compared.
         engine: ``"fused"``, ``"ghost"``, ``"per_record"``, or ``"auto"`` for the first of them that
-            applies; or ``"opacus"``. ``plan`` says what memory clipping takes at most.
+            applies; or ``"opacus"``.
         metric: Takes the outputs and targets of the test records and returns the utility that
             :attr:`Trained.accuracy` reports. It is tried at once, on made-up values.
         like: For data sets: a public or made-up record, which shows the names, shapes and types of
@@ -509,7 +509,7 @@ class DPTrainer:
             warn_caller(warning)
         reasons = () if left_out is None else left_out.reasons
         notes = (*reasons, *self.setup.notes)
-        return replace(plan, memory=self.setup.memory(plan.batch_size), notes=notes)
+        return replace(plan, notes=notes)
 
     def _left_out(self, settings: TrainingSettings) -> SuggestedSettings | None:
         """What the rule chooses, if the settings leave it the choice."""

@@ -31,12 +31,11 @@ from botorch_dp.training.isolation import (
     random_records,
 )
 from botorch_dp.training.networks import Loss, known_gradient
-from botorch_dp.training.per_record import MAX_GRADIENT_NUMBERS, PerRecordEngine
+from botorch_dp.training.per_record import PerRecordEngine
 from botorch_dp.training.plain_layers import in_training, without_token_errors
 from botorch_dp.training.plan import STABILITY, Clipping
 from botorch_dp.training.randomness import (
     Randomness,
-    SeededRandomness,
     SystemRandomness,
     seeded_torch,
 )
@@ -134,8 +133,6 @@ class Setup:
             self.records = self._datasets[0]
             self._datasets[0].num_classes = self.num_classes
         self.check(model, precise=False, random_weights=True)
-        self._record_numbers = self._count_numbers(model)
-        self._number_bytes = trainable(model)[0].element_size()
 
     def on(self, data: TrainTest) -> Setup:
         """The same on other records of the same form, which need no further checks."""
@@ -194,13 +191,6 @@ class Setup:
         if self.engine == "opacus":
             found = (*found, TRIED)
         return found if self._datasets is None else (*found, FORM_IS_PUBLIC)
-
-    def memory(self, batch_size: int) -> int:
-        """What clipping takes at most beside the memory of plain training, in bytes."""
-        numbers = batch_size * self._record_numbers
-        if self.engine != "fused":  # larger batches are processed in parts
-            numbers = min(numbers, max(MAX_GRADIENT_NUMBERS, self._record_numbers))
-        return numbers * self._number_bytes
 
     def new_model(self, seed: int) -> nn.Module:
         """A model of the factory's; a factory that returns one model always keeps its weights.
@@ -419,16 +409,6 @@ class Setup:
         self, model: nn.Module, records: TrainingRecords, coins: Randomness, **how: Any
     ) -> Engine:
         return self.make_engine([model], stack_parameters([model]), [coins], records=records, **how)
-
-    def _count_numbers(self, model: nn.Module) -> int:
-        """How many numbers clipping takes for each record of a batch, beside plain training's."""
-        records = random_records(self.form, 1, self.num_classes)
-        coins = SeededRandomness(0, self.device)
-        # A published run takes more of them than one under a seed.
-        engine = self._engine_of_one(copy.deepcopy(model), records, coins, precise=True)
-        place = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        engine.clipped_sums(Batches(place), 1.0)
-        return engine.record_numbers
 
 
 def _kinds(X: Inputs, Y: Tensor) -> str:

@@ -478,7 +478,7 @@ def test_places_that_cancel_do_not_reach_other_records(layer: nn.Module, places:
         assert float((clipped(10.0**exponents) - without).norm()) <= 1 + 1e-6
 
 
-def test_memory_is_stated_and_bounds_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_bounds_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     factory, data = MODELS["wide on sequences"]
     torch.manual_seed(0)
     model = factory()
@@ -497,13 +497,6 @@ def test_memory_is_stated_and_bounds_the_parts(monkeypatch: pytest.MonkeyPatch) 
     found = sums(engine, batch, 0.3)
     assert sizes == [5, 5, 5, 5, 4]
     torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
-    monkeypatch.undo()
-    published = engine_of(model, data, precise=True)
-    sums(published, batch, 0.3)
-    plan = DPTrainer(factory, cross_entropy_loss, data, engine="ghost").plan(**SETTINGS)
-    assert plan.memory == 6 * 4 * published.record_numbers > 6 * 4 * engine.record_numbers
-    plan = DPTrainer(factory, cross_entropy_loss, data, engine="per_record").plan(**SETTINGS)
-    assert plan.memory == 6 * 4 * 2 * sum(p.numel() for p in model.parameters())  # no convolution
 
 
 def peak(function: Callable[[], object]) -> int:
