@@ -24,7 +24,7 @@ from botorch_dp.privacy import DPSGD, NeighboringRelation, PrivacyBudget, Privac
 from botorch_dp.privacy.selection import BaseProfile, TrialNumber
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.tuning import PrivateSelection
-from botorch_dp.tuning.described import least_noise
+from botorch_dp.tuning.private_selection import least_noise
 from botorch_dp.tuning.trainings import Scoring
 
 ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -330,7 +330,7 @@ def test_it_knows_nothing_of_our_trainer() -> None:
     import ast
 
     folder = Path(__file__).parents[2] / "botorch_dp" / "tuning"
-    for name in ("private_selection", "trainings", "described"):
+    for name in ("private_selection", "trainings"):
         tree = ast.parse((folder / f"{name}.py").read_text())
         imported = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
         assert not [module for module in imported if "training" in module.split(".")]
