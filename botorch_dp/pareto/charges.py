@@ -36,7 +36,7 @@ def check_payable(problem: PrivacyUtilityProblem) -> None:
 
 
 def fitting(budget: PrivacyBudget, problem: PrivacyUtilityProblem) -> PrivacyBudget:
-    """The budget in the currency of the problem's trainings, if it leaves that open.
+    """The budget in the form of the problem's trainings, if it leaves that open.
 
     The kinds of losses decide, which the problem has once and for all; never their values.
     """
