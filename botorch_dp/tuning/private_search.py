@@ -134,7 +134,7 @@ class SearchPlan:
         return "\n".join((method, budget, self.noise, self.seen, str(self.guarantee)))
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class SearchResult:
     """What a search publishes.
 

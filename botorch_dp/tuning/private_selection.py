@@ -322,9 +322,9 @@ class PrivateSelection:
         if unsafe_seed is not None:
             unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.unsafe_seed = unsafe_seed
-        self.relation = self._common_relation(relation)
+        typical = self._mechanism(copy.deepcopy(self.typical_config))
+        self.relation = _check_described(typical, relation)[1]
         self._level()  # a budget that no noise can meet is refused here
-        typical = self._described(self.typical_config)
         if isinstance(typical, DPSGD):
             warn_large_delta(self.budget.delta, typical.num_records)
         if scored_on == "sensitive":
@@ -574,24 +574,6 @@ class PrivateSelection:
             "scored_on": [self.scored_on, self.num_scored],
             "unsafe_seed": self.unsafe_seed,
         }
-
-    def _common_relation(self, stated: NeighboringRelation | None) -> NeighboringRelation:
-        """The relation of all trainings, of which some are looked at."""
-        given = self.candidates
-        if isinstance(given, SearchSpace):
-            configs = [self.typical_config, *given.sample(7, seed=0)]
-        else:
-            configs = given if isinstance(given, list) else [given]
-        found = {
-            _check_described(self._mechanism(copy.deepcopy(config)), stated)[1]
-            for config in configs
-        }
-        if len(found) > 1:
-            raise PrivacyError(
-                "`mechanism` has several relations, whose epsilons cannot be compared: "
-                f"{', '.join(sorted(relation.name for relation in found))}. Use one."
-            )
-        return found.pop()
 
     def _level(self, budget: PrivacyBudget | None = None) -> tuple[BaseProfile, float]:
         """What a trial keeps to for a budget, and about which mu that is."""

@@ -295,14 +295,6 @@ class TestRefused:
         with pytest.raises(error, match=message):
             selection(**options)
 
-    def test_several_relations(self) -> None:
-        def mixed(config: dict[str, Any]) -> DPSGD:
-            relation = ADDED if config["rate"] > 0.5 else REPLACED
-            return DPSGD(batch_size=50, num_records=1000, steps=40, relation=relation)
-
-        with pytest.raises(PrivacyError, match="several relations"):
-            selection(mechanism=mixed)
-
     def test_a_rare_training_of_another_kind(self) -> None:
         def rarely(config: dict[str, Any]) -> DPSGD:
             if config["rate"] != 0.123:
