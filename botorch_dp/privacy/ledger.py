@@ -525,8 +525,8 @@ def check_payment(
         check_integer("unsafe_seed", unsafe_seed, at_least=0)
         if ledger is not None:
             raise PrivacyError(
-                "`ledger` was given together with `unsafe_seed`, but for simulated noise there is "
-                "nothing to charge: leave one of them out."
+                "`ledger` was given together with `unsafe_seed`, but simulated noise promises "
+                "nothing: leave one of them out."
             )
     if key is not None and ledger is None:
         raise ValueError("`key` names a value in a ledger: pass `ledger=` too, or leave it out.")
