@@ -11,6 +11,8 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from botorch_dp.pareto.publication import publication
 from botorch_dp.pareto.recommendation import believed_values
 from botorch_dp.pareto.storage import StudyFile
 from botorch_dp.plots import plot_front
-from botorch_dp.privacy import NeighboringRelation, PrivacyLedger, PrivacyUnit
+from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, PrivacyUnit
 from botorch_dp.privacy.guarantee import DEFAULT_DELTA
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.space import Choice, Integer, Real, SearchSpace, When
@@ -128,7 +130,7 @@ def _page(
     complete = [trial for trial in trials if trial.state == "complete"]
     front = None
     if complete:
-        priced = ledger.guarantee if ledger else lambda: publication(problem, trials)
+        priced = partial(_guarantee, problem, trials, charged, ledger)
         front = ParetoFront(problem, complete, guarantee=priced, charged=ledger is not None)
     sections = [("The price of publishing", _price(problem, trials, front, charged, ledger))]
     if front is not None:
@@ -149,6 +151,20 @@ def _page(
     )
 
 
+def _guarantee(
+    problem: PrivacyUtilityProblem,
+    trials: Sequence[Trial],
+    charged: bool,
+    ledger: PrivacyLedger | None,
+) -> Guarantee:
+    """What publishing all of it promises; trials do not know of charges for trainings cut off."""
+    if ledger is not None:
+        return ledger.guarantee
+    whole = publication(problem, trials)
+    missing = "the ledger that its trainings were charged to is not at hand"
+    return replace(whole, void=missing) if charged else whole
+
+
 def _price(
     problem: PrivacyUtilityProblem,
     trials: Sequence[Trial],
@@ -159,8 +175,7 @@ def _price(
     """What publishing anything of this costs, in plain sight."""
     if not any(trial.num_trainings for trial in trials):
         return "<p>Nothing was trained yet.</p>"
-    caption = "" if front is None or (charged and ledger is None) else front.caption
-    rest = [caption]
+    rest = ["" if front is None else front.caption]
     if problem.promise is None:
         headline = "No price: relation and δ of its ε are not stated."
     elif ledger is not None:

@@ -149,6 +149,7 @@ def test_the_price_of_a_study_with_a_budget_is_its_ledgers(tmp_path: Path) -> No
     elsewhere = Path(shutil.move(beside, tmp_path / "elsewhere"))
     price = section(study_report(path, tmp_path / "r.html").read_text(), "The price of publishing")
     assert "No guarantee without the ledger" in price and "ε =" not in price
+    assert "Do not publish." in price, "nor does the caption below the figure state a price"
     found = study_report(path, tmp_path / "r.html", ledger=elsewhere).read_text()
     assert "ε = 400, δ = 1e-05: the budget" in found
 
