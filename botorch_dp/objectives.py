@@ -75,26 +75,17 @@ def gaussian_mu_left(ledger: PrivacyLedger) -> Fraction:
 
 def check_bearable(ledger: PrivacyLedger, guarantee: Guarantee) -> None:
     """Raise unless the ledger could bear all of a run that is charged in parts."""
-    balance, remaining = ledger.balance(), ledger.remaining()
-    mu_squared, epsilon = Fraction(0), Fraction(0)
-    for loss in guarantee.losses:
-        part, _, mu = loss.cost(balance is not None and balance.summed_limit == (0.0, 0.0))
-        mu_squared += Fraction(mu) ** 2
-        epsilon += Fraction(part)
-    generous = 1 + Fraction(1, 10**12)  # as the ledger itself is
-    left = Fraction(remaining[0])
-    if balance is not None:
-        left = Fraction(balance.summed_limit[0]) - Fraction(balance.summed_spent[0])
-    if mu_squared > gaussian_mu_left(ledger) * generous or epsilon > left * generous:
-        asked = f"epsilon {float(epsilon):.6g}" if epsilon else f"mu {float(mu_squared) ** 0.5:.6g}"
-        delta = guarantee.quoted_delta or 0.0
-        raise BudgetExhausted(
-            f"The {guarantee.mechanism} asks for {asked} in all, but what is left of "
-            f"{ledger.budget} is {remaining}. Nothing was charged and nothing was read. Give it a "
-            "smaller budget.",
-            requested=(guarantee.epsilon(delta), delta),
-            remaining=remaining,
-        )
+    if ledger.bears(guarantee):
+        return
+    delta = guarantee.quoted_delta or 0.0
+    requested, remaining = (guarantee.epsilon(delta), delta), ledger.remaining()
+    raise BudgetExhausted(
+        f"The {guarantee.mechanism} asks for epsilon {requested[0]:.6g} in all, but what is left "
+        f"of {ledger.budget} is {remaining}. Nothing was charged and nothing was read. Give it a "
+        "smaller budget.",
+        requested=requested,
+        remaining=remaining,
+    )
 
 
 class Evaluations(NamedTuple):
