@@ -39,6 +39,7 @@ from botorch_dp.privacy import (
     gaussian_mu,
     laplace_guarantee,
 )
+from tests.privacy.charging import balance_of
 
 RECORDS = torch.linspace(-1, 1, 50, dtype=torch.double)
 
@@ -231,7 +232,7 @@ def test_rows_are_charged_before_the_records_are_read() -> None:
         seen = []
 
         def watched(X: Tensor) -> Tensor:
-            balance = ledger.balance()
+            balance = balance_of(ledger)
             assert balance is not None
             seen.append(balance.mu_spent)
             return distances(X)

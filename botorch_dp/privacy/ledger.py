@@ -41,7 +41,6 @@ from botorch_dp.privacy.guarantee import (
 )
 from botorch_dp.privacy.rounding import (
     exactly,
-    float_above,
     rounded_down,
     rounded_up,
     sqrt_above,
@@ -68,16 +67,6 @@ class LedgerEntry:
     delta: float
     mu: float
     key: str | None
-
-
-@dataclass(frozen=True)
-class LedgerBalance:
-    """Both compartments: what they hold and what was spent."""
-
-    summed_limit: tuple[float, float]
-    summed_spent: tuple[float, float]
-    mu_limit: float
-    mu_spent: float
 
 
 class PrivacyLedger:
@@ -339,7 +328,7 @@ class PrivacyLedger:
         """What the ledger could still grant, as (epsilon, delta), rounded down.
 
         Gaussian releases add up as squares, so that an epsilon spent and an epsilon remaining there
-        exceed the budget when they are added; see :meth:`balance` for mu.
+        exceed the budget when they are added; see :meth:`mu_left`.
         """
         compartments = self.compartments()
         if compartments is None:
@@ -356,19 +345,6 @@ class PrivacyLedger:
             self._budget, is_gaussian=True
         )
         return sqrt_below(compartments.mu_squared_left(self._file.totals()))
-
-    def balance(self) -> LedgerBalance | None:
-        """Limits and spendings of both compartments; None until the first charge has decided."""
-        compartments = self.compartments()
-        if compartments is None:
-            return None
-        totals = self._file.totals()
-        return LedgerBalance(
-            summed_limit=(compartments.epsilon, compartments.delta),
-            summed_spent=(float_above(totals.epsilon), float_above(totals.delta)),
-            mu_limit=compartments.mu,
-            mu_spent=sqrt_above(totals.mu_squared),
-        )
 
     def entries(self) -> list[LedgerEntry]:
         """All charges, oldest first."""
@@ -410,17 +386,17 @@ class PrivacyLedger:
 
     def summary(self) -> list[str]:
         """Budget, spendings and what is left, one line each, rounded to the safe side."""
-        budget, balance = self._budget, self.balance()
+        budget, compartments, totals = self._budget, self.compartments(), self._file.totals()
         spent, left = self.spent(), self.remaining()
         lines = [
             f"budget  epsilon {exactly(budget.epsilon)}, delta {exactly(budget.delta)}",
             f"spent   epsilon {rounded_up(spent[0])}, delta {rounded_up(spent[1])}",
             f"left    epsilon {rounded_down(left[0])}, delta {rounded_down(left[1])}",
         ]
-        if balance is not None and balance.mu_spent > 0:
+        if compartments is not None and totals.mu_squared > 0:
             lines.append(
-                f"        Gaussian noise: mu {rounded_up(balance.mu_spent)} of "
-                f"{rounded_down(balance.mu_limit)}. Squares of mu add up, epsilons of Gaussian "
+                f"        Gaussian noise: mu {rounded_up(sqrt_above(totals.mu_squared))} of "
+                f"{rounded_down(compartments.mu)}. Squares of mu add up, epsilons of Gaussian "
                 "noise do not:\n        spent and left may exceed the budget together, and share "
                 "its delta."
             )

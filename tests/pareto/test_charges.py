@@ -37,6 +37,7 @@ from botorch_dp.privacy.guarantee import PoissonSGDLoss
 from botorch_dp.space import Config, Real, SearchSpace
 from tests.one_draw import OneDraw
 from tests.pareto import toy
+from tests.privacy.charging import balance_of
 
 #: A forked child need not import torch again.
 FORK = multiprocessing.get_context("fork")
@@ -109,7 +110,7 @@ def began(log: Path) -> int:
 
 
 def mu_spent(ledger: PrivacyLedger) -> float:
-    balance = ledger.balance()
+    balance = balance_of(ledger)
     assert balance is not None
     return balance.mu_spent
 
@@ -137,7 +138,7 @@ class TestPaying:
         assert gaussian_epsilon(math.hypot(*mus), budget.delta) <= budget.epsilon * (1 + 1e-9)
         if acquisition != "grid":
             # Nothing in the space can be paid for any more, or next to nothing.
-            left = math.sqrt(ledger.balance().mu_limit ** 2 - math.hypot(*mus) ** 2)  # type: ignore[union-attr]
+            left = math.sqrt(balance_of(ledger).mu_limit ** 2 - math.hypot(*mus) ** 2)
             assert left < 1.2 / 5.0
 
     def test_no_first_trial_takes_it_all(self) -> None:
@@ -199,7 +200,7 @@ class TestPaying:
             first.run(2)
             config = {"noise": 1.0}
             first._file.add(Trial(2, config, (1,), privacy(config)))
-        left = ledger.balance().mu_limit ** 2 - ledger.balance().mu_spent ** 2  # type: ignore[union-attr]
+        left = balance_of(ledger).mu_limit ** 2 - balance_of(ledger).mu_spent ** 2
         ledger.charge(gaussian_guarantee(sensitivity=1.0, mu=math.sqrt(left) * 0.999999))
         with (
             study(storage=tmp_path / "s", budget=ledger) as second,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from botorch_dp.privacy import (
     BudgetExhausted,
@@ -17,6 +18,7 @@ from botorch_dp.privacy.guarantee import (
     PrivacyLoss,
     PureLoss,
 )
+from botorch_dp.privacy.rounding import float_above, sqrt_above
 
 REPLACE = NeighboringRelation.REPLACE_ONE
 
@@ -39,6 +41,27 @@ def accepts(ledger: PrivacyLedger, charge: Guarantee) -> bool:
     except BudgetExhausted:
         return False
     return True
+
+
+@dataclass
+class Balance:
+    """What both compartments of a ledger hold, and what was spent."""
+
+    summed_limit: tuple[float, float]
+    summed_spent: tuple[float, float]
+    mu_limit: float
+    mu_spent: float
+
+
+def balance_of(ledger: PrivacyLedger) -> Balance:
+    limits, totals = ledger.compartments(), ledger._file.totals()
+    assert limits is not None, "nothing was charged"
+    return Balance(
+        (limits.epsilon, limits.delta),
+        (float_above(totals.epsilon), float_above(totals.delta)),
+        limits.mu,
+        sqrt_above(totals.mu_squared),
+    )
 
 
 def in_child(work: Callable[[], None]) -> int:

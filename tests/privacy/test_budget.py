@@ -14,6 +14,7 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy._gaussian import gaussian_epsilon
 from botorch_dp.privacy.rounding import float_above, float_below, sqrt_above, sqrt_below
+from tests.privacy.charging import balance_of
 
 
 @pytest.mark.parametrize("epsilon", [math.nan, math.inf, -1.0, 0.0])
@@ -46,7 +47,7 @@ def test_parts_never_exceed_the_whole() -> None:
     for _ in range(200):
         epsilon, share = rng.uniform(0.01, 10), rng.random()
         with PrivacyLedger(budget=PrivacyBudget(epsilon, 1e-5, summed=share)) as ledger:
-            balance = ledger.balance()
+            balance = balance_of(ledger)
             assert balance is not None
             summed, rest = (
                 balance.summed_limit[0],

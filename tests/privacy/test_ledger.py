@@ -28,7 +28,7 @@ from botorch_dp.privacy.guarantee import (
     PureLoss,
 )
 from botorch_dp.privacy.rounding import sqrt_below
-from tests.privacy.charging import REPLACE, accepts, gaussian, guarantee, pure
+from tests.privacy.charging import REPLACE, accepts, balance_of, gaussian, guarantee, pure
 
 # What is added up
 
@@ -75,7 +75,7 @@ def test_gaussian_charges_add_up_in_squares() -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
         for _ in range(50):
             ledger.charge(gaussian(limit / math.sqrt(50)))
-        balance = ledger.balance()
+        balance = balance_of(ledger)
         assert balance is not None and balance.mu_spent == pytest.approx(limit, rel=1e-14)
         assert ledger.spent() == (pytest.approx(1.0), 1e-6)
         assert ledger.spent() <= (1.0, 1e-6)
@@ -148,7 +148,7 @@ def test_refused_first_charge_decides_nothing() -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
         add_or_remove = guarantee(PureLoss(2.0), relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
         assert not accepts(ledger, add_or_remove)
-        assert ledger.balance() is None and ledger.relation is None
+        assert ledger.compartments() is None and ledger.relation is None
         assert accepts(ledger, gaussian(0.1))
 
 

@@ -114,7 +114,7 @@ def test_interrupted_charge_is_no_charge(monkeypatch: pytest.MonkeyPatch) -> Non
             patch.setattr(ledger._file, "append", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 ledger.charge(gaussian(0.1))
-        assert ledger.entries() == [] and ledger.balance() is None
+        assert ledger.entries() == [] and ledger.compartments() is None
         assert accepts(ledger, pure(1.0))
 
 

@@ -34,6 +34,7 @@ from botorch_dp.privacy.guarantee import (
     warn_large_delta,
 )
 from botorch_dp.privacy.rounding import rounded_down, rounded_up
+from tests.privacy.charging import balance_of
 
 NUMBER = r"[-+0-9.]+(?:e[-+]\d+)?"
 
@@ -168,7 +169,7 @@ class TestLedger:
                 asked, left = re.findall(rf"\(ε = ({NUMBER}), δ = {NUMBER}\)", str(refused.value))[
                     1:
                 ]
-                balance = ledger.balance()
+                balance = balance_of(ledger)
                 assert balance is not None and epsilon <= float(asked)
                 assert float(left) <= balance.summed_limit[0] - balance.summed_spent[0] + 1e-15
 

@@ -22,7 +22,7 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy._renyi import renyi_epsilon
 from botorch_dp.privacy.guarantee import PoissonSGDLoss
 from botorch_dp.privacy.rounding import sqrt_below
-from tests.privacy.charging import REPLACE, accepts, gaussian, guarantee, pure
+from tests.privacy.charging import REPLACE, accepts, balance_of, gaussian, guarantee, pure
 
 BUDGET = PrivacyBudget(1.0, 1e-5, renyi=True)
 RUN = DPSGD(noise_multiplier=4.0, batch_size=100, num_records=10_000, steps=200).loss()
@@ -80,7 +80,7 @@ def test_exactly_what_is_left_is_granted(half: bool) -> None:
 def test_gaussian_noise_costs_a_little_more_than_its_mu() -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-5)) as ledger:
         ledger.charge(gaussian(1e-6))
-        balance = ledger.balance()
+        balance = balance_of(ledger)
         assert balance is not None
         exact = balance.mu_limit
     with PrivacyLedger(budget=BUDGET) as ledger:
