@@ -593,7 +593,10 @@ def _checked_loss(loss: object, estimator: Any) -> RecordLoss | Callable[[Any, A
 
 def _columns_of(name: str, data: tuple[Any, Any]) -> tuple[Any, Any, int]:
     """Features, labels and their number, which is public."""
+    X: Any
     X, y = (part.numpy(force=True) if isinstance(part, Tensor) else part for part in data)
+    if hasattr(X, "iloc") and not hasattr(X, "columns"):
+        X = X.to_numpy()  # a column of texts
     sizes = [part.shape[0] if hasattr(part, "shape") else len(part) for part in (X, y)]
     if sizes[0] != sizes[1] or sizes[0] == 0:
         raise ValueError(f"`{name}` must have as many rows as labels, got {sizes}.")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -208,6 +209,18 @@ def test_columns_have_the_types_of_public_ones_or_are_refused():
     ids = frame.assign(a=pd.Categorical([10**16, 10**16 + 1] * 10))
     with pytest.raises(ValueError, match="write larger ones as texts"):
         per_record_scores(estimator, space, (ids, labels), (ids, labels))
+
+
+def test_texts_come_in_lists_arrays_and_columns():
+    texts, labels = ["good film", "bad film"] * 10, [1, 0] * 10
+    space = SearchSpace(logisticregression__C=Real(0.1, 10.0))
+    pipeline = make_pipeline(CountVectorizer(), LogisticRegression())
+    for form in (list, np.array, pd.Series):
+        records = form(texts), labels
+        (row,) = per_record_scores(pipeline, space, records, records)(
+            [{"logisticregression__C": 1.0}]
+        )
+        assert row.tolist() == [0.0] * 20
 
 
 def test_what_is_wrong_with_the_estimator_is_shown():

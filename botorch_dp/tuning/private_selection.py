@@ -118,11 +118,6 @@ class SelectionPlan:
     guarantee: Guarantee
     test_guarantee: Guarantee | None
 
-    @property
-    def expected_trainings(self) -> float:
-        """The mean of the secret number."""
-        return 1.0 if self.number is None else self.number.mean
-
     def __str__(self) -> str:
         trainings = "One training"
         if self.number is not None:
