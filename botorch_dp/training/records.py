@@ -312,46 +312,34 @@ def check_data(data: object, *, named_inputs: bool = False, tests: bool = True) 
         )
     if named_inputs:
         data = data._replace(train_X=_as_named(data.train_X), test_X=_as_named(data.test_X))
-    given = {name: values for name, values in data._asdict().items()}
-    if data.test_X is None and data.test_Y is None:
-        del given["test_X"], given["test_Y"]
-    named: dict[str, Any] = {}
-    for name, values in given.items():
-        if named_inputs and isinstance(values, dict) and name.endswith("_X"):
-            if not values or not all(isinstance(part, str) for part in values):
-                raise TypeError(f"`{name}` must name its inputs, got {list(values)}.")
-            named |= {f"{name}.{part}": value for part, value in values.items()}
-        else:
-            named[name] = values
-    for name, value in named.items():
-        if isinstance(value, list | tuple) or (isinstance(value, Tensor) and value.is_nested):
-            raise TypeError(_NOT_ONE_TENSOR.format(what=f"`{name}`", got=type(value).__name__))
-        if not isinstance(value, Tensor):
-            raise TypeError(f"`{name}` must be a torch.Tensor, got {type(value).__name__}.")
-        if value.dim() == 0 or len(value) == 0:
-            raise ValueError(
-                f"`{name}` must hold at least one record, got shape {tuple(value.shape)}."
-            )
-        if value.device != next(iter(named.values())).device:
-            raise ValueError(
-                f"`{name}` is on {value.device} but `train_X` on "
-                f"{next(iter(named.values())).device}; move all tensors to one device."
-            )
-    for part in ("train", "test") if "test_Y" in given else ("train",):
-        targets = len(named[f"{part}_Y"])
-        for name, value in named.items():
-            if name.startswith(f"{part}_X") and len(value) != targets:
-                raise ValueError(f"`{name}` has {len(value)} records but `{part}_Y` has {targets}.")
-    for name, train in named.items():
-        if not name.startswith("train") or "test_Y" not in given:
+    forms = []
+    for part in ("train", "test"):
+        X, Y = (data.train_X, data.train_Y) if part == "train" else (data.test_X, data.test_Y)
+        if part == "test" and X is None and Y is None:
             continue
-        test = named.get(name.replace("train", "test", 1))
-        if test is None or train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
-            got = "nothing" if test is None else f"{test.dtype} {tuple(test.shape)}"
-            raise ValueError(
-                f"`{name}` and `{name.replace('train', 'test', 1)}` must agree in type and in all "
-                f"sizes but the first, got {train.dtype} {tuple(train.shape)} and {got}."
-            )
+        named = {f"{part}_Y": Y}
+        for name, value in (parts(X) if named_inputs else {"": X}).items():
+            named[f"{part}_X.{name}" if name else f"{part}_X"] = value
+        for name, value in named.items():
+            if not isinstance(value, Tensor) or value.is_nested:
+                raise TypeError(_NOT_ONE_TENSOR.format(what=f"`{name}`", got=type(value).__name__))
+            if value.dim() == 0 or len(value) == 0:
+                raise ValueError(f"`{name}` must hold records, got shape {tuple(value.shape)}.")
+            if len(value) != len(Y):
+                raise ValueError(f"`{name}` has {len(value)} records but `{part}_Y` has {len(Y)}.")
+            if value.device != data.train_Y.device:
+                raise ValueError(
+                    f"`{name}` is on device {value.device} but `train_Y` on "
+                    f"{data.train_Y.device}; move all tensors to one device."
+                )
+        if len(named) == 1:
+            raise TypeError(f"`{part}_X` must name its inputs, got none.")
+        forms.append({n[len(part) :]: (v.dtype, tuple(v.shape[1:])) for n, v in named.items()})
+    if len(forms) > 1 and forms[0] != forms[1]:
+        raise ValueError(
+            "Training and test records must agree in names, types and all sizes but the first, got "
+            f"{forms[0]} and {forms[1]}."
+        )
     return data
 
 

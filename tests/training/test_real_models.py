@@ -169,7 +169,7 @@ DATASET = TensorDataset(FLOAT_DATA.train_X, FLOAT_DATA.train_Y)
         (
             FLOAT_DATA._replace(train_X={"a": FLOAT_DATA.train_X}),
             ValueError,
-            "`train_X.a` and `test_X.a` must agree.*and nothing",
+            "must agree in names",
         ),
     ],
 )
