@@ -193,7 +193,6 @@ def test_scales_are_not_below_their_quotients(sensitivity: float, level: float) 
         (gaussian_scale(sensitivity, level), quotient),
         (selection_scale(sensitivity, level, "exponential"), 2 * quotient),
         (selection_scale(sensitivity, level, "permute_and_flip"), 2 * quotient),
-        (selection_scale(sensitivity, level, "exponential", True), quotient),
     ):
         assert ideal <= Fraction(scale) <= ideal * (1 + Fraction(1e-13))
 

@@ -170,8 +170,8 @@ MUTANTS = [
             "Fraction(sensitivity) / Fraction(epsilon) / 2,\n        lambda scale: True or _l",
         ),
         (
-            "(1 if monotonic else 2) * Fraction(sensitivity)",
-            "(2 if monotonic else 1) * Fraction(sensitivity)",
+            "        2 * Fraction(sensitivity) / Fraction(epsilon)",
+            "        1 * Fraction(sensitivity) / Fraction(epsilon)",
         ),
     ),
     *_mutants(
@@ -181,10 +181,6 @@ MUTANTS = [
         ("2 * self.max_positives * self.sensitivity", "2 * self.sensitivity"),
         ("sensitivity=math.ceil(sensitivity / step)", "sensitivity=math.floor(sensitivity / step)"),
         ("steps = np.floor(values / step)", "steps = np.rint(values / step)"),
-        (
-            "if monotonic and unit.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:",
-            "if False:",
-        ),
         ("guarantee if unsafe_seed is None else guarantee.simulated()", "guarantee"),
     ),
     *_mutants(

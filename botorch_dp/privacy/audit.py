@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 from torch import Tensor
-from tqdm import trange
 
 from botorch_dp._checks import check_count, check_delta, check_integer, check_nonnegative
 from botorch_dp.privacy.guarantee import Guarantee, Release
@@ -100,7 +99,6 @@ def audit_epsilon(
     claim: float | Guarantee | None = None,
     projection: Callable[[Any], Any] | None = None,
     batched: bool = False,
-    progress: bool = False,
 ) -> AuditReport:
     r"""A lower bound on epsilon that holds with the stated confidence.
 
@@ -126,7 +124,6 @@ def audit_epsilon(
         projection: Applied to what ``mechanism`` returns (a whole batch if ``batched``), to make
             numbers of vectors. The log-likelihood ratio is the best one.
         batched: Whether ``mechanism`` takes a size.
-        progress: Whether to show a progress bar.
 
     Example:
         >>> import torch
@@ -149,10 +146,7 @@ def audit_epsilon(
     def draw(argument: Any) -> NDArray[Any]:
         if batched:
             return _as_array(_projected(mechanism(argument, samples), projection), samples)
-        outputs = [
-            _projected(mechanism(argument), projection)
-            for _ in trange(samples, desc="audit", disable=not progress)
-        ]
+        outputs = [_projected(mechanism(argument), projection) for _ in range(samples)]
         return _as_array(outputs, samples)
 
     draws = draw(data), draw(neighbor)

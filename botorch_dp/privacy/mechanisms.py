@@ -43,14 +43,12 @@ from botorch_dp._checks import (
     check_positive,
     check_tensor,
 )
-from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_mu
 from botorch_dp.privacy.guarantee import (
     ONE_RECORD,
     GaussianLoss,
     Guarantee,
     LaplaceLoss,
-    NeighboringRelation,
     PrivacyLoss,
     PrivacyUnit,
     PureLoss,
@@ -223,19 +221,13 @@ def exponential_guarantee(
     sensitivity: float,
     epsilon: float,
     method: SelectionMethod = "exponential",
-    monotonic: bool = False,
     unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
     """What :func:`exponential_mechanism` promises; see there."""
     sensitivity = check_positive("sensitivity", sensitivity)
     epsilon = check_positive("epsilon", epsilon)
     check_choice("method", method, get_args(SelectionMethod))
-    if monotonic and unit.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
-        raise PrivacyError(
-            f"`monotonic=True` breaks the promise under {unit.relation.name}, where a record can "
-            "raise one utility and lower another: use ADD_OR_REMOVE_ONE, or `monotonic=False`."
-        )
-    selection_scale(sensitivity, epsilon, method, monotonic)
+    selection_scale(sensitivity, epsilon, method)
     name = {"exponential": "Exponential mechanism", "permute_and_flip": "Permute-and-flip"}[method]
     return _guarantee(name, PureLoss(epsilon), unit, "each utility", repr(sensitivity))
 
@@ -246,7 +238,6 @@ def exponential_mechanism(
     sensitivity: float,
     epsilon: float,
     method: SelectionMethod = "exponential",
-    monotonic: bool = False,
     unit: PrivacyUnit = ONE_RECORD,
     ledger: PrivacyLedger | None = None,
     key: str | None = None,
@@ -262,9 +253,7 @@ def exponential_mechanism(
 
     Guarantee: pure epsilon-DP. Between neighbours each utility moves by at most ``sensitivity``, so
     the weight of an index changes by a factor within ``exp(+-epsilon / 2)`` and so does the sum of
-    all weights. If all utilities move in the same direction (``monotonic``), only one of the two
-    factors can go against us, and the exponent's 2 is dropped. OpenDP's arithmetic is exact: no
-    utility and no probability is rounded.
+    all weights. OpenDP's arithmetic is exact: no utility and no probability is rounded.
 
     The time taken varies with how many candidates are tried before one is accepted: up to all n
     if one utility is far above the others. One record changes the chance of acceptance by at most
@@ -276,8 +265,6 @@ def exponential_mechanism(
         sensitivity: How far any single utility can move between neighbouring data sets.
         epsilon: The privacy parameter.
         method: ``"exponential"`` or ``"permute_and_flip"``.
-        monotonic: Whether adding a record moves all utilities in the same direction. Needs
-            ``NeighboringRelation.ADD_OR_REMOVE_ONE``.
         unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
             rests on.
         ledger: What the release is charged to, before noise is drawn.
@@ -295,9 +282,9 @@ def exponential_mechanism(
     """
     utilities = check_tensor("utilities", utilities, shape=("m",), finite=False)
     guarantee = exponential_guarantee(
-        sensitivity=sensitivity, epsilon=epsilon, method=method, monotonic=monotonic, unit=unit
+        sensitivity=sensitivity, epsilon=epsilon, method=method, unit=unit
     )
-    scale = selection_scale(float(sensitivity), float(epsilon), method, monotonic)
+    scale = selection_scale(float(sensitivity), float(epsilon), method)
     scores = _without_holes(utilities, nan=-math.inf).numpy()
     source = noise_source(unsafe_seed)
 
@@ -680,9 +667,7 @@ def gaussian_scale(sensitivity: float, mu: float, count: int = 1) -> float:
 
 
 @lru_cache(maxsize=1024)
-def selection_scale(
-    sensitivity: float, epsilon: float, method: SelectionMethod, monotonic: bool = False
-) -> float:
+def selection_scale(sensitivity: float, epsilon: float, method: SelectionMethod) -> float:
     """The noisy-max scale at which OpenDP confirms ``epsilon``.
 
     Its map for the exponential mechanism is stated as ``epsilon^2/8`` zero-concentrated privacy,
@@ -690,8 +675,8 @@ def selection_scale(
     """
     limit = Fraction(epsilon) ** 2 / 8 if method == "exponential" else Fraction(epsilon)
     return _confirmed(
-        (1 if monotonic else 2) * Fraction(sensitivity) / Fraction(epsilon),
-        lambda scale: Fraction(_noisy_max(scale, method, monotonic).map(sensitivity)) <= limit,
+        2 * Fraction(sensitivity) / Fraction(epsilon),
+        lambda scale: Fraction(_noisy_max(scale, method).map(sensitivity)) <= limit,
     )
 
 
@@ -772,7 +757,7 @@ def _integer_laplace(scale: float) -> Any:
 
 
 @_kept_by_thread
-def _noisy_max(scale: float, method: SelectionMethod, monotonic: bool = False) -> Any:
+def _noisy_max(scale: float, method: SelectionMethod) -> Any:
     opendp = _opendp()
     # OpenDP names the noise by the measure it is accounted in: Gumbel for the one, exponential
     # noise (which is permute-and-flip) for the other.
@@ -780,5 +765,5 @@ def _noisy_max(scale: float, method: SelectionMethod, monotonic: bool = False) -
         "exponential": opendp.zero_concentrated_divergence,
         "permute_and_flip": opendp.max_divergence,
     }[method]()
-    distance = opendp.linf_distance(T="f64", monotonic=monotonic)
+    distance = opendp.linf_distance(T="f64", monotonic=False)
     return opendp.m.make_noisy_max(_doubles(), distance, measure, scale=scale)
