@@ -345,10 +345,6 @@ class PrivacyEngine(opacus.PrivacyEngine):
         return model, LoopOptimizer(optimizer, loop), loader_of(loop)
 
     def _records(self, data_loader: DataLoader[Any]) -> tuple[DatasetRecords, int]:
-        if not isinstance(data_loader, DataLoader):
-            raise TypeError(
-                f"`data_loader` must be a DataLoader, got {type(data_loader).__name__}."
-            )
         if data_loader.batch_size is None or data_loader.collate_fn is not default_collate:
             raise PrivacyError(
                 "`data_loader` must have a `batch_size` and no sampler of batches or `collate_fn` "
@@ -379,8 +375,6 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def _check_module(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if not isinstance(module, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError("`module` must be a Module and `optimizer` an optimizer of torch.optim.")
     wrapped = hasattr(module, "_module") or hasattr(module, "autograd_grad_sample_hooks")
     if wrapped or isinstance(module, nn.parallel.DistributedDataParallel):
         raise PrivacyError(

@@ -181,8 +181,7 @@ class OutputPerturbedLogisticRegression:
             if ledger is not None:
                 raise PrivacyError(
                     "`ledger` was given to a model that is not to be published: its noise is "
-                    "simulated and promises nothing, so nothing is charged for it. Leave one of "
-                    "the two out."
+                    "simulated, and nothing is charged for it. Leave one of the two out."
                 )
             return self.replicates([seed], regularization=regularization, noise_std=noise_std)[0]
         guarantee = self.guarantee(regularization=regularization, noise_std=noise_std)

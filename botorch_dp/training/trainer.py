@@ -676,13 +676,13 @@ def _check_seed(
     """Raise unless a run is either seeded and free, or secret and may be published."""
     if publish and seed is not None:
         raise PrivacyError(
-            "`seed` was given together with publish=True: whoever knows or guesses the seed "
-            "can subtract the noise. Leave it out; a published run draws from the system."
+            "`seed` was given together with publish=True: whoever guesses the seed can subtract "
+            "the noise. Leave it out."
         )
     if ledger is not None and not publish:
         raise PrivacyError(
-            "`ledger` was given to a run that is not to be published: its noise is simulated "
-            "and promises nothing, so nothing is charged for it. Leave one of the two out."
+            "`ledger` was given to a run that is not to be published: its noise is simulated, and "
+            "nothing is charged for it. Leave one of the two out."
         )
     if ledger is not None and not isinstance(ledger, PrivacyLedger):
         raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
