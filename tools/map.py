@@ -1,7 +1,7 @@
 """The size and the shape of the package: what a reader must open to follow it.
 
 ``python -m tools.map`` counts files and lines of the package and of its tests, public names,
-modules with a single user, long keyword lists and repeated runs of lines; then it follows seven
+modules with a single user, long keyword lists and repeated runs of lines; then it follows six
 small journeys and counts the files of the package that each visits and the calls that go from one
 of them to another. ``--tree FOLDER`` measures another checkout; ``--write`` draws the tree, the
 journeys and the figures into ``docs/architecture.md``.
@@ -198,25 +198,6 @@ def trial() -> Callable[[], object]:
     return lambda: study.run(18, initial=16)
 
 
-def evaluation() -> Callable[[], object]:
-    """One private evaluation, charged to a ledger."""
-    import torch
-
-    from botorch_dp.objectives import PrivateObjective
-    from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
-
-    records = torch.rand(100, 2, dtype=torch.double)
-    ledger = PrivacyLedger(
-        os.path.join(tempfile.mkdtemp(), "ledger"), PrivacyBudget(epsilon=1.0, delta=1e-6)
-    )
-    objective = PrivateObjective(
-        lambda X: torch.cdist(X, records), bounds=(0.0, 1.0), mu=0.01, ledger=ledger
-    )
-    x = torch.rand(1, 2, dtype=torch.double)
-    objective(x)
-    return lambda: objective(x)
-
-
 def descent_step() -> Callable[[], object]:
     """One step of DP-GIBO, charged to a ledger."""
     import torch
@@ -278,19 +259,18 @@ def _trainer() -> Any:
 
 
 def training() -> Callable[[], object]:
-    """One training that is charged to a ledger and published."""
+    """One training with epsilon alone, charged to a ledger and published."""
     from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 
     path = os.path.join(tempfile.mkdtemp(), "ledger")
     ledger, trainer = PrivacyLedger(path, PrivacyBudget(epsilon=50.0, delta=1e-3)), _trainer()
-    settings = {"learning_rate": 0.1, "clip_norm": 1.0, "batch_size": 20, "epochs": 2}
     return lambda: trainer.fit(
-        publish=True, ledger=ledger, noise_multiplier=10.0, delta=1e-5, **settings
+        target_epsilon=1.0, delta=1e-5, feature_norm=2.0, publish=True, ledger=ledger
     )
 
 
 def selection() -> Callable[[], object]:
-    """One model of several, chosen by a selection whose price is paid."""
+    """One model of several, chosen by a private selection."""
     from botorch_dp.privacy import PrivacyBudget
     from botorch_dp.space import Integer, Real, SearchSpace
     from botorch_dp.tuning import PrivateFit
@@ -329,12 +309,11 @@ def search() -> Callable[[], object]:
 
 JOURNEYS: dict[str, Callable[[], Callable[[], object]]] = {
     "a trial": trial,
-    "a private evaluation": evaluation,
+    "a training": training,
+    "a private search": search,
+    "a private selection": selection,
     "a descent step": descent_step,
     "a GP-UCB release": ucb_release,
-    "a training": training,
-    "a paid selection": selection,
-    "a private search": search,
 }
 
 
