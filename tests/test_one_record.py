@@ -52,8 +52,8 @@ from botorch_dp.training import (
     logistic_loss,
     multilayer_perceptron,
 )
-from botorch_dp.training.evaluation import right_in, right_of_each
-from botorch_dp.training.records import DatasetRecords
+from botorch_dp.training.evaluation import right_in
+from botorch_dp.training.records import DatasetRecords, batches_of
 from botorch_dp.tuning import PrivateSearch
 from botorch_dp.tuning.private_fit import Training
 from botorch_dp.tuning.searching import ScoreTable
@@ -450,7 +450,11 @@ ODD_TENSORS = {
 
 
 def right(model: nn.Module) -> Callable[[list[Any]], Any]:
-    return lambda records: right_of_each(model, *tensors(records)).int()
+    def numbers(records: list[Any]) -> Any:
+        X, Y = tensors(records)
+        return right_in(model, X, Y, batches_of(X, Y)).int()
+
+    return numbers
 
 
 def scored_right(records: list[Any]) -> float:
@@ -614,7 +618,7 @@ NETWORK = partial(multilayer_perceptron, 3, 2, (4,))
 SUBJECTS |= {
     **{
         f"test scores, {type(model).__name__}": Subject(
-            (f"{TRAINING}.evaluation.right_of_each",),
+            (f"{TRAINING}.evaluation.right_in",),
             right(model),
             RECORDS,
             ODD_TENSORS,

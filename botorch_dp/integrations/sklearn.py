@@ -518,15 +518,14 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
     Guarantee: as :class:`DPClassifier`.
 
     Args:
-        epsilon: What one fit costs at ``delta``.
-        delta: See ``epsilon``.
-        bounds: ``(low, high)`` of the features. Public: not read from the data, and required.
-        target_bounds: ``(low, high)`` of the targets, and of predictions. Public and required as
-            well.
-        hidden: Widths of hidden layers; none is a linear regression.
-        epochs: Passes over the records; by :func:`~.untuned.suggest_settings` if None.
-        batch_size: Expected records in a step; the same.
-        unsafe_seed: Simulate with reproducible noise; nothing is promised then.
+        epsilon: As for :class:`DPClassifier`, also the other ones.
+        delta: As there.
+        bounds: As there.
+        target_bounds: ``(low, high)`` of the targets, and of predictions. Public and required.
+        hidden: As there.
+        epochs: As there.
+        batch_size: As there.
+        unsafe_seed: As there.
 
     Example:
         >>> regressor = DPRegressor(1.0, bounds=(0.0, 10.0), target_bounds=(0.0, 100.0))

@@ -26,7 +26,6 @@ from botorch_dp.training.plain_layers import with_plain_layers
 from botorch_dp.training.records import (
     Inputs,
     TrainTest,
-    batches_of,
     count,
     each_part,
     parts,
@@ -94,7 +93,12 @@ def _as_double(part: Tensor) -> Tensor:
     return part.double() if part.is_floating_point() else part
 
 
-def right_of_each(model: nn.Module, X: Inputs, Y: Tensor) -> Tensor:
+def right_in(
+    model: nn.Module,
+    X: Inputs,
+    Y: Tensor,
+    batches: Iterable[tuple[Inputs, Tensor, Tensor]],
+) -> Tensor:
     """Whether each record is classified right by a model that sees no other record, ``n``.
 
     A record at which the model raises an error counts as wrong and changes nothing for others: a
@@ -102,22 +106,6 @@ def right_of_each(model: nn.Module, X: Inputs, Y: Tensor) -> Tensor:
 
     Args:
         model: In whatever mode; a copy in evaluation mode is called.
-        X: Inputs of ``n`` records.
-        Y: Their targets.
-    """
-    return right_in(model, X, Y, batches_of(X, Y))
-
-
-def right_in(
-    model: nn.Module,
-    X: Inputs,
-    Y: Tensor,
-    batches: Iterable[tuple[Inputs, Tensor, Tensor]],
-) -> Tensor:
-    """:func:`right_of_each` of records that come in batches.
-
-    Args:
-        model: As there.
         X: For the shapes and types of the inputs.
         Y: The same of the targets.
         batches: Inputs, targets, and which records could be read; others are classified wrong.

@@ -309,7 +309,7 @@ class Setup:
         A record that cannot be read, or has another form than the others, is not.
 
         Args:
-            model: See :func:`.evaluation.right_of_each`.
+            model: See :func:`.evaluation.right_in`.
             on_training_records: Rather than of the test records.
         """
         tests = not on_training_records

@@ -22,8 +22,9 @@ from botorch_dp.training import (
     logistic_regression,
     multilayer_perceptron,
 )
-from botorch_dp.training.evaluation import check_evaluation, right_of_each
+from botorch_dp.training.evaluation import check_evaluation, right_in
 from botorch_dp.training.networks import accuracy, is_right
+from botorch_dp.training.records import batches_of
 from botorch_dp.tuning import PrivateFit
 from botorch_dp.tuning.trainings import train_once
 
@@ -162,6 +163,10 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.encoder(self.embedding(x)).mean(1))
+
+
+def right_of_each(model: nn.Module, X: Tensor, Y: Tensor) -> Tensor:
+    return right_in(model, X, Y, batches_of(X, Y))
 
 
 def alone(model: nn.Module, X: Tensor, Y: Tensor) -> list[bool]:
