@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -139,22 +139,13 @@ class Training(TrainingOracles):
 class FastTraining(Training):
     """The oracles of a linear model on Adult, from the compiled loop."""
 
-    def curves(
-        self, config: Config, seeds: Sequence[int], checkpoints: Sequence[int]
-    ) -> Iterator[list[float]]:
-        """Test accuracies along one training for each seed."""
-        data = _compiled(self.data)
-        steps = [int(self.cost({**config, "epochs": c})) for c in checkpoints]
+    def utilities(self, config: Config, seeds: Sequence[int]) -> list[float]:
+        """Test accuracies of one model for each seed."""
+        data, steps = _compiled(self.data), [self.plan(config).steps]
         settings: Any = self.settings(config)
         options: Any = {name: settings[name] for name in _OPTIONS}
         options |= {"hinge": self.model == "svm", "adam": self.optimizer == "adam"}
-        found = [data.accuracies(seed, steps, **options) for seed in seeds]
-        yield from map(list, zip(*found, strict=True))
-
-    def utilities(self, config: Config, seeds: Sequence[int]) -> list[float]:
-        """Test accuracies of one model for each seed."""
-        (found,) = self.curves(config, seeds, [config["epochs"]])
-        return found
+        return [data.accuracies(seed, steps, **options)[0] for seed in seeds]
 
 
 _OPTIONS = ("batch_size", "learning_rate", "clip_norm", "noise_multiplier")
