@@ -194,13 +194,18 @@ class TestInterruption:
     @pytest.mark.parametrize("threads", [0, 2])
     def test_ctrl_c_keeps_what_finished(self, threads: int) -> None:
         def interrupts(config: Config, seed: int) -> float:
+            if seed == fifth and not threads:
+                raise KeyboardInterrupt
             if seed == fifth:
-                if threads:
-                    os.kill(os.getpid(), signal.SIGINT)
-                    time.sleep(0.1)
-                else:
-                    raise KeyboardInterrupt
+                begun.set()
+                time.sleep(0.3)  # until the main thread waits, with both places taken
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.1)
+            elif begun.is_set():
+                time.sleep(1.0)
             return toy.utility(config, seed)
+
+        begun = threading.Event()
 
         tried = study(interrupts)
         fifth = tried._seeds(5, 0, 1)[0]
