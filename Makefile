@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # The demonstration needs little, and its first figure should not wait for what tests need.
 $(VENV)/.demo: pyproject.toml constraints.txt
-	$(call install,plots$(comma)sklearn$(comma)accounting)
+	$(call install,plots$(comma)sklearn)
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.demo)
 	@$(BIN)/python -m examples.demo
