@@ -389,8 +389,7 @@ class _PrivateEstimator(BaseEstimator):
         self.model_ = release_through(
             ledger,
             plan.guarantee,
-            lambda model: model,
-            read=train,
+            train,
             label=f"{type(self).__name__}, {plan.guarantee.mechanism}",
             delta=None if ledger is None or ledger.budget.renyi else self.delta,
         )
