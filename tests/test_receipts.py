@@ -244,6 +244,7 @@ def test_the_receipt_is_complete_and_recomputed_within_1_percent(name: str) -> N
         empty = [k for k, v in document[section].items() if v in ("", None, [], {})]
         assert set(empty) <= {"conditions", "assumptions", "note"}, empty
     assert document["software"]["dp-accounting"] and document["software"]["botorch_dp"]
+    assert document["settings"]["origin"] != "fixed beforehand"  # nobody said so
     assert len(receipt.text) < 20_000
     if name != "DPareto":
         assert document["ledger"]["epsilon"] == PLENTY.epsilon
@@ -264,7 +265,11 @@ def test_a_selection_has_a_receipt_for_its_test_records(tmp_path: Path) -> None:
     assert receipt.document["promise"]["protects"] == "one training record"
     assert receipt.document["settings"]["origin"] == "paid selection"
     one, _ = made("PrivateSelection, one training")
-    assert one.receipt().document["settings"]["origin"] == "nothing tuned"
+    assert one.receipt().document["settings"]["origin"] == "not stated"
+    (line,) = (f for f in one.receipt().verify().findings if f.subject == "settings")
+    assert "choosing settings on the same records is not covered by epsilon" in line.text
+    said = one.receipt(settings="fixed beforehand").document
+    assert said["settings"]["origin"] == "fixed beforehand"
     public = anybodys_trainer(scored_on="public", num_scored=None)(PrivacyLedger(budget=PLENTY))
     with pytest.raises(ValueError, match="`records` is 'test'"):
         public.receipt("test")

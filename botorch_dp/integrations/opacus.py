@@ -238,11 +238,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
 
         Arguments and errors as for :meth:`guarantee`.
         """
-        known: dict[str, Any] = {
-            "training": self.plan.parameters(self.plan.steps),
-            "settings": "fixed beforehand",
-        }
-        return Receipt.of(self.release(model), **{**known, **facts})
+        training = self.plan.parameters(self.plan.steps)
+        return Receipt.of(self.release(model), **{"training": training, **facts})
 
     def save_checkpoint(self, **given: Any) -> Never:
         """Refused: steps from another process were not taken under this engine's price."""

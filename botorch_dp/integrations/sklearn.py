@@ -403,8 +403,7 @@ class _PrivateEstimator(BaseEstimator):
         """
         check_is_fitted(self)
         training = self.plan_.parameters(self.n_iter_)
-        known: dict[str, Any] = {"settings": "fixed beforehand", "training": training}
-        return Receipt.of(Release(self.model_, self.guarantee_), **{**known, **facts})
+        return Receipt.of(Release(self.model_, self.guarantee_), **{"training": training, **facts})
 
     def _features(self, X: Any, *, reset: bool = False) -> NDArray[np.float64]:
         """Features as doubles. scikit-learn's messages quote values, so the form comes first."""

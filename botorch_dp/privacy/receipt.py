@@ -59,16 +59,16 @@ SCHEMA, VERSION = "botorch_dp receipt", 1
 Origin = Literal[
     "not stated",
     "fixed beforehand",
-    "nothing tuned",
+    "default rule",
     "paid selection",
     "public copy",
     "seeded trials",
 ]
 _ORIGINS: dict[str, str] = {
-    "not stated": "nobody stated how the settings came about: ask, because settings that were "
-    "tuned on the protected records reveal something that epsilon does not count",
-    "fixed beforehand": "the settings were chosen without the protected records",
-    "nothing tuned": "one training with settings that follow from public numbers",
+    "not stated": "nobody stated how the settings were chosen: ask, because choosing settings "
+    "on the same records is not covered by epsilon",
+    "fixed beforehand": "the sender says that they were chosen without the protected records",
+    "default rule": "the settings follow from public numbers by the default rule of this package",
     "paid selection": "the settings were chosen among random ones by the mechanism itself, and "
     "epsilon includes that",
     "public copy": "the settings were tuned on public records",
@@ -238,7 +238,7 @@ class Receipt:
             artifact: What was released, where it is not the release's value as it stands: see
                 :mod:`.digests` for what has a canonical form.
             training: Public parameters of a training.
-            settings: How the settings came about.
+            settings: How the settings came about; ``"fixed beforehand"`` only if you know it.
             note: More about that, in public words.
             ledger: What the release was charged to: the receipt has its budget, and the last line
                 with this guarantee or mechanism.

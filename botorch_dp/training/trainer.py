@@ -129,8 +129,7 @@ class Trained:
         """
         (loss,) = self.guarantee.losses or (None,)
         training = self.plan.parameters(getattr(loss, "steps", self.steps))
-        known: dict[str, Any] = {"training": training, "settings": "fixed beforehand"}
-        return Receipt.of(Release(self.model, self.guarantee), **{**known, **facts})
+        return Receipt.of(Release(self.model, self.guarantee), **{"training": training, **facts})
 
     def __str__(self) -> str:
         """What one would paste into a report."""

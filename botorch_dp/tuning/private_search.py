@@ -165,8 +165,7 @@ class SearchResult:
         value: dict[str, Any] = dict(self.config.value)
         if self.score is not None:
             value = {"config": value, "score": self.score.value}
-        known: dict[str, Any] = {"settings": "fixed beforehand", "note": self.route}
-        return Receipt.of(Release(value, self.guarantee), **{**known, **facts})
+        return Receipt.of(Release(value, self.guarantee), **{"note": self.route, **facts})
 
     def __str__(self) -> str:
         """What one would paste into a report."""

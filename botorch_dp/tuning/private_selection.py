@@ -196,7 +196,7 @@ class SelectionResult:
             training = {**training, "released_score": self.score.value}
         known: dict[str, Any] = {
             "training": training if records == "training" else None,
-            "settings": "nothing tuned" if self.number is None else "paid selection",
+            "settings": "not stated" if self.number is None else "paid selection",
             "note": f"trainings were scored on {self.scored_on} records",
         }
         return Receipt.of(Release(value, guarantee), **{**known, **facts})
