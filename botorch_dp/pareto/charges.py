@@ -19,7 +19,14 @@ from dataclasses import replace
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
-from botorch_dp.privacy import GaussianLoss, Guarantee, PrivacyBudget, PrivacyLedger, compose
+from botorch_dp.privacy import (
+    ApproximateLoss,
+    GaussianLoss,
+    Guarantee,
+    PrivacyBudget,
+    PrivacyLedger,
+    compose,
+)
 from botorch_dp.space import Config
 
 _CHOSEN_BEFOREHAND = "the space and the seed were chosen without looking at the records"
@@ -36,16 +43,20 @@ def check_payable(problem: PrivacyUtilityProblem) -> None:
 
 
 def fitting(budget: PrivacyBudget, problem: PrivacyUtilityProblem) -> PrivacyBudget:
-    """The budget in the form of the problem's trainings, if it leaves that open.
+    """The budget in the form of the problem's trainings, if it leaves that open."""
+    if budget.summed is None and _composes_by_renyi(problem):
+        return replace(budget, renyi=True)
+    return budget
+
+
+def _composes_by_renyi(problem: PrivacyUtilityProblem) -> bool:
+    """Whether trainings, as those by DP-SGD, are neither Gaussian nor sums of (epsilon, delta).
 
     The kinds of losses decide, which the problem has once and for all; never their values.
     """
     (config,) = problem.space.sample(1, seed=0)
     losses = problem.training_guarantee(config, 1.0).losses
-    unsummed = [loss for loss in losses if loss.summed is None]
-    if budget.summed is None and any(not isinstance(loss, GaussianLoss) for loss in unsummed):
-        return replace(budget, renyi=True)
-    return budget
+    return any(loss.summed is None and not isinstance(loss, GaussianLoss) for loss in losses)
 
 
 class ChargedProblem(PrivacyUtilityProblem):
@@ -59,6 +70,12 @@ class ChargedProblem(PrivacyUtilityProblem):
     def __init__(self, problem: PrivacyUtilityProblem, ledger: PrivacyLedger) -> None:
         vars(self).update(vars(problem))
         self.ledger = ledger
+        #: A ledger that adds up epsilons and deltas only is told both of a training by DP-SGD.
+        self._adds_up = (
+            not ledger.budget.renyi
+            and self.stated_promise.delta > 0
+            and _composes_by_renyi(problem)
+        )
 
     def charge(self, config: Config, trainings: int, label: str) -> None:
         """Charge for trainings that are about to begin.
@@ -80,7 +97,13 @@ class ChargedProblem(PrivacyUtilityProblem):
     def price(self, config: Config, trainings: int = 1) -> Guarantee:
         """What so many trainings of a config cost together."""
         exact = math.nan if self.stated_promise.guarantee is not None else self.epsilon(config)
-        return self._of(self.training_guarantee(config, exact), trainings)
+        one = self.training_guarantee(config, exact)
+        if self._adds_up:
+            one = self._added_up(one, one.epsilon(self.stated_promise.delta))
+        return self._of(one, trainings)
+
+    def _added_up(self, one: Guarantee, epsilon: float) -> Guarantee:
+        return replace(one, losses=(ApproximateLoss(epsilon, self.stated_promise.delta),))
 
     def _of(self, one: Guarantee, trainings: int) -> Guarantee:
         one = replace(one, unit=one.unit.given(_CHOSEN_BEFOREHAND))
@@ -114,9 +137,10 @@ class ChargedProblem(PrivacyUtilityProblem):
 
     def price_bounds(self, configs: Sequence[Config]) -> list[Guarantee]:
         """What one training of each config costs at most."""
-        promise = self.stated_promise
-        if promise.guarantee is None:
-            bounds = self.epsilon_bounds(configs)
-            pairs = zip(configs, bounds, strict=True)
-            return [promise.of_training(self.name, config, bound) for config, bound in pairs]
-        return [promise.of_training(self.name, config, math.nan) for config in configs]
+        known = self.stated_promise.guarantee is not None and not self._adds_up
+        bounds = [math.nan] * len(configs) if known else self.epsilon_bounds(configs)
+        pairs = list(zip(configs, bounds, strict=True))
+        prices = [self.training_guarantee(config, bound) for config, bound in pairs]
+        if self._adds_up:
+            return [self._added_up(one, e) for one, (_, e) in zip(prices, pairs, strict=True)]
+        return prices

@@ -265,6 +265,18 @@ class TestForms:
         # Sums of epsilons would bear far fewer.
         assert len(front.trials) > 2 * BUDGET.epsilon / loss_epsilon
 
+    def test_dp_sgd_in_a_ledger_that_adds_up_epsilons(self) -> None:
+        """Whoever shares a ledger may have begun it without `renyi=True`."""
+        loss = PoissonSGDLoss(2.0, 0.02, 100)
+        alone = Guarantee("", PrivacyUnit(relation=loss.relation), (loss,)).epsilon(1e-6)
+        ledger = PrivacyLedger(budget=PrivacyBudget(2.5 * alone, 1e-5))
+        trained = self.loss(loss)
+        trained.privacy = lambda config: alone
+        tried = DPareto(trained, budget=ledger, acquisition="random", seed=0)
+        with pytest.warns(UserWarning, match="cannot bear another"):
+            assert len(tried.run(9).trials) == 2
+        assert [(entry.epsilon, entry.delta) for entry in ledger.entries()] == [(alone, 1e-6)] * 2
+
     def test_others(self) -> None:
         assert not fitting(BUDGET, self.loss(GaussianLoss(0.1))).renyi
         assert not fitting(BUDGET, self.loss(ApproximateLoss(0.1, 1e-9))).renyi
