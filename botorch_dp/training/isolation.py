@@ -134,7 +134,9 @@ def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
     _check_loss(loss, outputs, batch.train_Y)
     for tried in at_several_weights(model):
         quiet = _without_dropout(tried)
-        if outputs_and_draws(quiet, batch.train_X)[1]:
+        found, still_draws = outputs_and_draws(quiet, batch.train_X)
+        _check_every_target(loss, found, batch.train_Y, generator)
+        if still_draws:
             break  # what it draws for a batch is not what it draws for a batch of one
         for size in batch_sizes(data):
             _check_no_mixing(quiet, loss, synthetic_records(data, size, generator))
@@ -333,38 +335,78 @@ def _are_classes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
 
 
 def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
-    """A loss must return the records' own losses, or their mean."""
+    """A loss must return the records' own losses, or their plain mean."""
     shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
     with torch.no_grad():
         try:
             values = loss(outputs, targets)
+            if isinstance(values, Tensor) and values.shape in ((), (len(outputs),)):
+                pairs = zip(outputs.split(1), targets.split(1), strict=True)
+                alone = torch.stack([loss(*pair).sum() for pair in pairs])
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise ValueError(
                 f"`loss` cannot take {shapes}, of {outputs.dtype} and {targets.dtype}: {error}. "
                 + _ONE_EACH
             ) from error
-        if not isinstance(values, Tensor):
-            raise TypeError(f"`loss` must return a tensor, got {type(values).__name__}.")
-        fits = values.shape in ((), (len(outputs),))
-        if fits:
-            alone = torch.stack(
-                [loss(o, t).sum() for o, t in zip(outputs.split(1), targets.split(1), strict=True)]
-            )
-            fits = _same(values, alone.mean() if values.dim() == 0 else alone)
-    if fits:
-        return
+    if not isinstance(values, Tensor):
+        raise TypeError(f"`loss` must return a tensor, got {type(values).__name__}.")
     if values.shape not in ((), (len(outputs),)):
         raise ValueError(
             f"`loss` must return one number for each record (shape {(len(outputs),)}) or their "
             f"mean, got shape {tuple(values.shape)} for {shapes}. {_ONE_EACH}"
         )
-    if values.dim() == 0:
+    if not _same(values, alone.mean() if values.dim() == 0 else alone, 1e-4):
+        if values.dim() > 0:
+            raise PrivacyError(_MIXES.format(what="`loss`"))
+        broadcast = outputs.shape[1:] == (1,) and targets.dim() == 1
         raise PrivacyError(
             f"`loss` returns one number for {shapes} that is not the mean of the records' own "
-            "losses (it is a sum, or it weighs or mixes the records of a batch). Return one loss "
-            f'per record, for instance with reduction="none". {_ONE_EACH}'
+            f"losses. {_WEIGHTS_OF_RECORDS}{' ' + _ONE_EACH if broadcast else ''}"
         )
-    raise PrivacyError(_MIXES.format(what="`loss`"))
+
+
+def _check_every_target(
+    loss: Loss, outputs: Tensor, targets: Tensor, generator: torch.Generator
+) -> None:
+    """A loss must return them for any targets: each beside another one, all, and all twice.
+
+    Class weights under a mean, for one, show only where two classes of unequal weight meet.
+    """
+    every = _every_target(loss, outputs, targets, generator)
+    k, device = len(every), every.device
+    together = max(2, k // 128)
+    few = torch.arange(together, device=device)
+    neighbours = [(few + start) % k for start in range(0, k, together - 1)]
+    some = torch.arange(min(k, 8), device=device)
+    for places in (*neighbours, some, some.repeat_interleave(2)):
+        rows = torch.arange(len(places), device=device) % len(outputs)
+        _check_loss(loss, outputs[rows], every[places])
+
+
+def _every_target(
+    loss: Loss, outputs: Tensor, targets: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Targets of all kinds that a loss takes: all classes or one-hot rows, shares, padded ones."""
+    shape, size = targets.shape[1:], targets.shape[1:].numel()
+    found = [targets]
+    if targets.is_floating_point():
+        shares = torch.rand((2, *shape), generator=generator, dtype=targets.dtype, device="cpu")
+        found.append(shares.to(targets))
+        if targets.dim() == 2:
+            found.append(torch.eye(size, dtype=targets.dtype, device=targets.device))
+    elif outputs.dim() == targets.dim() + 1:  # a column for each class, wherever it is
+        classes = outputs.shape[1:].numel() // size
+        filled = torch.arange(-(-classes // size) * size, device=targets.device) % classes
+        found.append(filled.to(targets).view(-1, *shape))
+    if size > 1 and targets.dtype == torch.long:
+        padded = targets[:2].flatten(1).clone()
+        padded[0, 1:] = getattr(loss, "ignore_index", -100)
+        found.append(padded.view(2, *shape))
+        try:
+            loss(outputs[:2], found[-1])
+        except Exception:
+            found.pop()  # it ignores no target
+    return torch.cat(found)
 
 
 def _check_no_mixing(model: nn.Module, loss: Loss, data: TrainTest) -> None:
@@ -401,6 +443,12 @@ _ONE_EACH = (
     "Where outputs are n x 1 and targets n, let the model return outputs.squeeze(-1), or give "
     "targets of shape n x 1."
 )
+_WEIGHTS_OF_RECORDS = (
+    "Sums, class weights and `ignore_index` under a mean (which divide by the weights of the whole "
+    "batch), contrastive and ranking losses mix the records of a batch. Return one loss for each "
+    'record, for instance with reduction="none". Class weights then have their effect if they are '
+    "at most 1: clipping undoes larger ones."
+)
 _MIXES = (
     "{what} mixes the records of a batch, or changes with each call: on random data, the result "
     "for a record in a batch was not that for the record alone. The model is trained on single "
@@ -410,6 +458,6 @@ _MIXES = (
 )
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    tolerance = 1e-5 if one.dtype == torch.float64 else 1e-3
+def _same(one: Tensor, other: Tensor, coarse: float = 1e-3) -> bool:
+    tolerance = 1e-5 if one.dtype == torch.float64 else coarse
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)

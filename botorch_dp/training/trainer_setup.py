@@ -172,6 +172,13 @@ class Setup:
                 f"({', '.join(self._generators)}). Those of torch, numpy.random and random are "
                 "repeated."
             )
+        weights = [getattr(self.loss, name, None) for name in ("weight", "pos_weight")]
+        largest = max((float(w.max()) for w in weights if isinstance(w, Tensor)), default=0.0)
+        if largest > 1:
+            found.append(
+                f"The loss has weights up to {largest:g}. Clipping undoes those above 1: scale "
+                "them so that the largest is 1."
+            )
         return tuple(found)
 
     @property

@@ -262,6 +262,195 @@ REFUSED_LOSSES: dict[str, tuple[Any, str]] = {
 }
 
 
+TEN = make_data(shape=(5,), classes=10, dtype=torch.float32)
+ONE_HOT = TEN._replace(
+    train_Y=F.one_hot(TEN.train_Y, 10).float(), test_Y=F.one_hot(TEN.test_Y, 10).float()
+)
+SHARES = TEN._replace(train_Y=TEN.train_Y / 9, test_Y=TEN.test_Y / 9)
+WORDS = TEN._replace(
+    train_Y=TEN.train_Y[:, None] // torch.arange(1, 5),
+    test_Y=TEN.test_Y[:, None] // torch.arange(1, 5),
+)
+
+
+def odd_one(place: int, weight: float = 50.0) -> Tensor:
+    """Class weights of 1 but for one class."""
+    weights = torch.ones(10)
+    weights[place] = weight
+    return weights
+
+
+def weighted_by_hand(outputs: Tensor, targets: Tensor) -> Tensor:
+    weights = odd_one(7)[targets]
+    return (weights * cross_entropy_loss(outputs, targets)).sum() / weights.sum()
+
+
+def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
+    alike = (targets[:, None] == targets).float()
+    return (alike * (outputs @ outputs.T)).mean()
+
+
+def ranking(outputs: Tensor, targets: Tensor) -> Tensor:
+    scores = outputs[:, 0]
+    return F.relu(1 - (scores[:, None] - scores)).where(targets[:, None] > targets, 0.0).mean()
+
+
+class Tagger(nn.Linear):
+    """A class for each of four words."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 40)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return super().forward(X).view(len(X), 10, 4)
+
+
+#: Losses that mix the records of a batch, as users of ten classes write them.
+MIXING: dict[str, tuple[Any, TrainTest, Any]] = {
+    **{
+        f"class {odd} weighs {weight}": (
+            nn.CrossEntropyLoss(weight=odd_one(odd, weight)),
+            TEN,
+            partial(nn.Linear, 5, 10),
+        )
+        for odd in (0, 1, 3, 9)
+        for weight in (50.0, 1.5)
+    },
+    "log-probabilities": (
+        nn.NLLLoss(weight=odd_one(4)),
+        TEN,
+        lambda: nn.Sequential(nn.Linear(5, 10), nn.LogSoftmax(dim=1)),
+    ),
+    "a function": (partial(F.cross_entropy, weight=odd_one(6)), TEN, partial(nn.Linear, 5, 10)),
+    "smoothed": (
+        nn.CrossEntropyLoss(weight=odd_one(8), label_smoothing=0.1),
+        TEN,
+        partial(nn.Linear, 5, 10),
+    ),
+    "ignored": (nn.CrossEntropyLoss(ignore_index=5), TEN, partial(nn.Linear, 5, 10)),
+    "by hand": (weighted_by_hand, TEN, partial(nn.Linear, 5, 10)),
+    "by frequency": (
+        lambda o, t: F.cross_entropy(o, t, weight=1 / torch.bincount(t, minlength=10).clamp(1)),
+        TEN,
+        partial(nn.Linear, 5, 10),
+    ),
+    "one-hot": (
+        lambda o, t: weighted_by_hand(o, t.argmax(dim=1)),
+        ONE_HOT,
+        partial(nn.Linear, 5, 10),
+    ),
+    "shares": (
+        lambda o, t: ((o[:, 0] - t).square() * t).sum() / t.sum(),
+        SHARES,
+        partial(nn.Linear, 5, 1),
+    ),
+    "explained variance": (
+        lambda o, t: (o[:, 0] - t).square().mean() / t.var(correction=0),
+        SHARES,
+        partial(nn.Linear, 5, 1),
+    ),
+    "padded words": (nn.CrossEntropyLoss(), WORDS, Tagger),
+    "contrastive": (contrastive, TEN, partial(nn.Linear, 5, 10)),
+    "ranking": (ranking, TEN, partial(nn.Linear, 5, 1)),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_loss_that_mixes_records_is_refused_whichever_class_shows_it(name: str) -> None:
+    loss, data, factory = MIXING[name]
+    for engine in ("auto", "opacus"):
+        with pytest.raises(PrivacyError, match=r'reduction="none".* at most 1'):
+            DPTrainer(factory, loss, data, engine=engine)
+
+
+#: Losses that do not, and the loss of one record by hand, of its outputs and its target.
+WEIGHING: dict[str, tuple[Any, TrainTest, Any, Any]] = {
+    "class weights": (
+        nn.CrossEntropyLoss(weight=odd_one(7, 0.1), reduction="none"),
+        TEN,
+        partial(nn.Linear, 5, 10),
+        lambda o, t: -o.log_softmax(0)[t] * (0.1 if t == 7 else 1.0),
+    ),
+    "a function with class weights": (
+        lambda o, t: cross_entropy_loss(o, t) * odd_one(7, 0.1)[t],
+        TEN,
+        partial(nn.Linear, 5, 10),
+        lambda o, t: -o.log_softmax(0)[t] * (0.1 if t == 7 else 1.0),
+    ),
+    "label smoothing": (
+        nn.CrossEntropyLoss(label_smoothing=0.2),
+        TEN,
+        partial(nn.Linear, 5, 10),
+        lambda o, t: -0.8 * o.log_softmax(0)[t] - 0.02 * o.log_softmax(0).sum(),
+    ),
+    "class weights of one-hot targets": (
+        nn.CrossEntropyLoss(weight=odd_one(7, 0.1)),
+        ONE_HOT,
+        partial(nn.Linear, 5, 10),
+        lambda o, t: -(o.log_softmax(0) * t * odd_one(7, 0.1)).sum(),
+    ),
+    "pos_weight": (
+        nn.BCEWithLogitsLoss(pos_weight=torch.tensor(0.2)),
+        SHARES._replace(train_Y=(TEN.train_Y > 6).float(), test_Y=(TEN.test_Y > 6).float()),
+        lambda: nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)),
+        lambda o, t: -0.2 * t * F.logsigmoid(o) - (1 - t) * F.logsigmoid(-o),
+    ),
+    "a weight beside each label": (
+        lambda o, t: cross_entropy_loss(o, t[:, 0].long()) * t[:, 1],
+        TEN._replace(
+            train_Y=torch.stack([TEN.train_Y, TEN.train_X[:, 0].abs().clamp(max=1)], 1),
+            test_Y=torch.stack([TEN.test_Y, TEN.test_Y / 9], 1),
+        ),
+        partial(nn.Linear, 5, 10),
+        lambda o, t: -o.log_softmax(0)[t[0].long()] * t[1],
+    ),
+    "padded words": (
+        lambda o, t: F.cross_entropy(o, t, reduction="none").mean(1),
+        WORDS,
+        Tagger,
+        lambda o, t: -o.log_softmax(0).gather(0, t[None]).mean(),
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "per_record", "opacus"])
+@pytest.mark.parametrize("name", WEIGHING)
+def test_weights_have_the_effect_that_they_should(name: str, engine: str) -> None:
+    """The sums of an engine are those of gradients of single records, with a loss by hand."""
+    loss, data, factory, by_hand = WEIGHING[name]
+    trainer = DPTrainer(factory, loss, data, engine=engine, metric=lambda o, t: 0.0)
+    model = trainer.setup.new_model(0)
+    expected = torch.zeros(sum(p.numel() for p in model.parameters()))
+    for place in INDICES:
+        (output,) = model(data.train_X[place : place + 1])
+        own = by_hand(output, data.train_Y[place])
+        row = flat(torch.autograd.grad(own, list(model.parameters())))
+        expected += row * min(1.0, 0.5 / float(row.norm()))
+    found = flat(trainer.setup.clipped_sum(model, INDICES, 0.5))
+    torch.testing.assert_close(found.float(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_training_with_class_weights_is_another_one() -> None:
+    def weights(loss: Any) -> Tensor:
+        trainer = DPTrainer(partial(nn.Linear, 5, 10), loss, TEN)
+        return flat(trainer.fit(**SETTINGS, seed=0).model.parameters())
+
+    plain = weights(nn.CrossEntropyLoss())
+    assert not torch.allclose(
+        weights(nn.CrossEntropyLoss(weight=odd_one(7, 0.1), reduction="none")), plain, atol=1e-4
+    )
+    torch.testing.assert_close(
+        weights(nn.CrossEntropyLoss(weight=torch.ones(10), reduction="none")), plain
+    )
+
+
+def test_a_plan_says_that_clipping_undoes_weights_above_1() -> None:
+    for largest in (14.0, 1.0):
+        loss = nn.CrossEntropyLoss(weight=odd_one(7, largest), reduction="none")
+        plan = DPTrainer(partial(nn.Linear, 5, 10), loss, TEN).plan(**SETTINGS)
+        assert ("up to 14. Clipping undoes" in str(plan)) == (largest > 1)
+
+
 @pytest.mark.parametrize("name", REFUSED_LOSSES)
 def test_losses_are_refused(name: str) -> None:
     loss, message = REFUSED_LOSSES[name]
