@@ -29,7 +29,7 @@ from botorch_dp._checks import (
     needs_extra,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.space import SearchSpace
+from botorch_dp.space import Config, SearchSpace
 
 #: Records as a tensor with one of them in each row, or as several such tensors side by side.
 RecordTensors = TypeVar("RecordTensors", Tensor, tuple[Tensor, ...])
@@ -347,6 +347,16 @@ _WITH_STEPS = ("sklearn.tree", "sklearn.ensemble", "sklearn.neighbors")
 _BOOSTED = ("Boosting", "LGBM", "XGB", "CatBoost")
 
 RecordLoss = Literal["zero_one", "brier", "log", "squared", "absolute", "roc_auc", "f1"]
+#: How many public rows are predicted together, to see whether predictions of some move others.
+_TOGETHER = 32
+#: A number far from all others, and what rounding may do to a prediction, relatively.
+_HUGE, _ROUNDING = 1e12, 1e-5
+_MIXES = (
+    "{name} mixes the records that it predicts: on public rows, some predictions changed when "
+    "another row was replaced or left out, so that one record moves the scores of others. Do the "
+    "step that reads all rows together (a scale of the batch, an imputation that draws random "
+    "numbers) beforehand, and fit it to public records; a fixed seed does not help."
+)
 #: A log loss that is clipped below this one rewards overconfident mistakes.
 _WIDE_LOG_LOSS = 7.0
 
@@ -385,6 +395,11 @@ def per_record_scores(
 
     Returns:
         A function from ``b`` configurations to ``b x n`` losses, with ``num_records``.
+
+    An estimator whose prediction of one record depends on the records beside it is refused: public
+    records are predicted together, one by one, and with one of them exchanged, once, with the
+    configuration in the middle of the space. So are the same objects as ``train`` and as
+    ``validation``, and overlapping views of one array.
 
     A record that cannot be scored, for a missing feature or a category nobody has seen, scores NaN,
     which counts as the worse bound; a public record takes its place in the prediction. Nothing that
@@ -442,6 +457,8 @@ class EstimatorScores:
         self.statistic: Statistic | None = None
         if loss in ("roc_auc", "f1"):
             self.statistic = self._ranking(str(loss), labels_are_public)
+        _check_different(train, validation)
+        self._check_apart(space.middle())
 
     def __call__(self, configs: Sequence[Mapping[str, Any]]) -> Tensor:
         """``b`` configurations to ``b x n`` losses."""
@@ -466,13 +483,56 @@ class EstimatorScores:
         share = float((self._classes == self._positive).mean())
         return AUC(labels, labels_are_public=labels_are_public, share=share)
 
-    def _losses(self, config: Mapping[str, Any]) -> Tensor:
+    def _check_apart(self, config: Config) -> None:
+        """Refuse an estimator whose predictions of public rows move with another row beside them.
+
+        Some rows are predicted together, with one of them exchanged, and one by one.
+        """
+        places = np.linspace(0, len(self._classes) - 1, _TOGETHER).astype(int)
+        fitted = self._fitted(config)
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            rows = _like_training(self._train_X, _taken(self._train_X, places))
+            pool, size = _with_odd_ones(rows), _TOGETHER + 1
+
+            def answers(places: NDArray[np.intp]) -> list[NDArray[Any]] | None:
+                try:
+                    return _predictions(fitted, _taken(pool, places))
+                except (
+                    Exception
+                ):  # an estimator may refuse such a row, and is then not asked for it
+                    return None
+
+            usual, middle = np.arange(size), size // 2
+            gaps = np.where(usual % 2, usual + size, usual)
+            for together in (usual, gaps):
+                before = answers(together)
+                if before is None:
+                    continue
+                for other in (0, middle + 1, middle, size + middle, 2 * size + middle):
+                    exchanged = np.where(usual == middle, other, together)
+                    if _moved(before, answers(exchanged))[usual != middle].any():
+                        raise PrivacyError(_MIXES.format(name=type(self._estimator).__name__))
+            alone = []
+            if (before := answers(usual)) is not None:
+                for place in range(0, size, 4):
+                    one = [part[[place]] for part in before]
+                    alone.append(_moved(one, answers(usual[[place]])).any())
+        # Rounding depends on the shape, and may turn a tie around.
+        if 2 * sum(alone) > len(alone):
+            raise PrivacyError(_MIXES.format(name=type(self._estimator).__name__))
+
+    def _fitted(self, config: Mapping[str, Any]) -> Any:
         with needs_extra("sklearn", "`per_record_scores`"):
             from sklearn.base import clone
 
-        n = self.num_records
         fitted = clone(self._estimator).set_params(**config)
         fitted.fit(self._train_X, self._train_y)
+        return fitted
+
+    def _losses(self, config: Mapping[str, Any]) -> Tensor:
+        n = self.num_records
+        fitted = self._fitted(config)
         # What is wrong with the estimator or the loss shows on a public record, with its cause.
         self._of(fitted, self._rows([n]), self._y[[n]])
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -489,7 +549,7 @@ class EstimatorScores:
         return torch.from_numpy(np.where(failing, np.nan, losses))
 
     def _rows(self, places: Any) -> Any:
-        return self._X.iloc[places] if hasattr(self._X, "iloc") else self._X[places]
+        return _taken(self._X, places)
 
     def _attempt(self, fitted: Any, failing: NDArray[np.bool_]) -> Numbers | None:
         """All records' losses with the public record in some places; None if that raises."""
@@ -543,6 +603,86 @@ class EstimatorScores:
         if self.loss == "f1":
             return equal_labels(predicted, self._positive).astype(np.float64)
         return (~equal_labels(y, predicted)).astype(np.float64)
+
+
+def _taken(X: Any, places: Any) -> Any:
+    """Rows of a data frame, an array, a sparse table or a list."""
+    if hasattr(X, "iloc"):
+        return X.iloc[places]
+    return [X[place] for place in places] if isinstance(X, list | tuple) else X[places]
+
+
+def _with_odd_ones(rows: Any) -> Any:
+    """Rows, as many missing ones and as many huge ones, where their type has such values."""
+    if hasattr(rows, "iloc"):
+        import pandas as pd
+
+        missing = rows.reindex(range(len(rows), 2 * len(rows)))
+        huge = rows.copy()
+        huge[[label for label in rows.columns if rows[label].dtype.kind == "f"]] = _HUGE
+        return pd.concat((rows, missing, huge), ignore_index=True)
+    if hasattr(rows, "tocsr"):
+        from scipy import sparse
+
+        return sparse.vstack((rows, rows * np.nan, rows * _HUGE), format="csr")
+    kind, parts = rows.dtype.kind, [rows, rows, rows]
+    if kind in "fO":
+        parts[1] = np.full_like(rows, np.nan)
+    if kind in "fiu":
+        most = _HUGE if kind == "f" else np.iinfo(rows.dtype).max // 2
+        parts[2] = np.full_like(rows, most)
+    return np.concatenate(parts)
+
+
+def _predictions(fitted: Any, X: Any) -> list[NDArray[Any]]:
+    """All that an estimator says of some rows."""
+    names = ("predict_proba", "decision_function", "predict")
+    return [np.asarray(getattr(fitted, name)(X)) for name in names if hasattr(fitted, name)]
+
+
+def _moved(before: list[NDArray[Any]], after: list[NDArray[Any]] | None) -> NDArray[np.bool_]:
+    """Which rows are predicted otherwise, by more than rounding; none if nothing was predicted."""
+    moved = np.zeros(len(before[0]), dtype=bool)
+    for old, new in zip(before, after or (), strict=after is not None):
+        if _is_numeric(old):
+            scale = np.abs(old[np.isfinite(old)]).max(initial=0.0)
+            same = np.isclose(new, old, rtol=_ROUNDING, atol=_ROUNDING * scale, equal_nan=True)
+        else:
+            same = new == old
+        moved |= ~same.reshape(len(moved), -1).all(axis=1)
+    return moved
+
+
+def _check_different(train: tuple[Any, Any], validation: tuple[Any, Any]) -> None:
+    """Refuse the same objects, or overlapping parts of one, as public and as protected."""
+    for public, protected in zip(train, validation, strict=True):
+        if public is protected or any(
+            _overlap(*parts) for parts in zip(_memory(public), _memory(protected), strict=False)
+        ):
+            raise PrivacyError(
+                "The public records and the protected ones share memory, so that some are the "
+                "same: what is public is read without noise. Split them: fit to records that may "
+                "be known to everybody, and protect others, such as X[:600] and X[600:]."
+            )
+
+
+def _memory(part: Any) -> list[NDArray[Any]]:
+    """The arrays that records lie in, by column for a data frame."""
+    if hasattr(part, "columns"):
+        return [part.iloc[:, place].to_numpy() for place in range(part.shape[1])]
+    if hasattr(part, "to_numpy"):
+        return [part.to_numpy()]
+    if isinstance(part, Tensor):
+        return [part.numpy(force=True)]
+    part = getattr(part, "data", part) if hasattr(part, "tocsr") else part
+    return [part] if isinstance(part, np.ndarray) else []
+
+
+def _overlap(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    try:
+        return np.shares_memory(one, other, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return False
 
 
 def _has_steps(estimator: Any, loss: object) -> bool:

@@ -10,17 +10,24 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.decomposition import PCA
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401
 from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.impute import IterativeImputer, KNNImputer
+from sklearn.linear_model import BayesianRidge, LogisticRegression, Ridge
+from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from sklearn.svm import SVC
 
 from botorch_dp import PrivacyBudget, PrivateSearch
+from botorch_dp.errors import PrivacyError
 from botorch_dp.objectives import per_record_scores
-from botorch_dp.space import Integer, Real, SearchSpace
+from botorch_dp.space import Choice, Integer, Real, SearchSpace
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))
@@ -32,6 +39,12 @@ CONFIGS = [{"C": 0.1}, {"C": 10.0}]
 
 def fitted(config, estimator=LogisticRegression):
     return estimator(**config).fit(*TRAIN)
+
+
+def any_space(estimator):
+    """A parameter of the estimator, which keeps its value."""
+    name, value = next((n, v) for n, v in estimator.get_params().items() if isinstance(v, str))
+    return SearchSpace(**{name: Choice(value)})
 
 
 @pytest.mark.parametrize("loss", ["zero_one", "brier", "log", "squared", "absolute"])
@@ -64,9 +77,7 @@ def test_losses_are_those_of_the_fitted_estimator(loss):
     ],
 )
 def test_an_estimator_whose_losses_jump_is_known_by_its_kind(estimator, loss, jumps):
-    name = next(iter(estimator.get_params()))
-    data = np.zeros((4, 1)), np.array([0, 1, 0, 1])
-    scores = per_record_scores(estimator, SearchSpace(**{name: Integer(1, 2)}), data, data, loss)
+    scores = per_record_scores(estimator, any_space(estimator), TRAIN, VALIDATION, loss)
     assert scores.has_steps is jumps
 
 
@@ -205,10 +216,10 @@ def test_columns_have_the_types_of_public_ones_or_are_refused():
         (frame[["a"]], "lacks the columns"),
     ):
         with pytest.raises((TypeError, ValueError), match=words):
-            per_record_scores(estimator, space, (frame, labels), (wrong, labels))
+            per_record_scores(estimator, space, (frame, labels), (wrong, labels[:]))
     ids = frame.assign(a=pd.Categorical([10**16, 10**16 + 1] * 10))
     with pytest.raises(ValueError, match="write larger ones as texts"):
-        per_record_scores(estimator, space, (ids, labels), (ids, labels))
+        per_record_scores(estimator, space, (ids, labels), (ids.copy(deep=True), labels[:]))
 
 
 def test_texts_come_in_lists_arrays_and_columns():
@@ -216,10 +227,9 @@ def test_texts_come_in_lists_arrays_and_columns():
     space = SearchSpace(logisticregression__C=Real(0.1, 10.0))
     pipeline = make_pipeline(CountVectorizer(), LogisticRegression())
     for form in (list, np.array, pd.Series):
-        records = form(texts), labels
-        (row,) = per_record_scores(pipeline, space, records, records)(
-            [{"logisticregression__C": 1.0}]
-        )
+        (row,) = per_record_scores(
+            pipeline, space, (form(texts), labels), (form(texts), labels[:])
+        )([{"logisticregression__C": 1.0}])
         assert row.tolist() == [0.0] * 20
 
 
@@ -262,6 +272,85 @@ def test_bad_arguments_are_refused_at_once(changes, error, words):
     } | changes
     with pytest.raises(error, match=words):
         per_record_scores(**options)
+
+
+def standardized(X):
+    return (X - X.mean(0)) / (X.std(0) + 1e-9)
+
+
+class TopTenth(LogisticRegression):
+    """Says yes to the tenth of a batch that is the likeliest."""
+
+    def predict(self, X):
+        chances = self.predict_proba(X)[:, 1]
+        return (chances >= np.quantile(chances, 0.9)).astype(int)
+
+
+def imputing(**options):
+    return IterativeImputer(estimator=BayesianRidge(), max_iter=3, random_state=0, **options)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        FunctionTransformer(standardized),
+        FunctionTransformer(lambda X: X - np.median(X, axis=0)),
+        FunctionTransformer(lambda X: np.diff(X, axis=0, prepend=X[:1])),
+        imputing(sample_posterior=True),
+        TopTenth(),
+    ],
+    ids=["standardized", "median", "differences", "drawn", "quantile"],
+)
+def test_a_pipeline_that_mixes_records_is_refused_and_no_protected_one_is_asked(step):
+    features = X.copy()
+    features[RNG.random(60) < 0.3, 0] = math.nan
+    if not isinstance(step, IterativeImputer):
+        features = X.copy()
+    steps = (step,) if isinstance(step, TopTenth) else (step, LogisticRegression())
+    pipeline = make_pipeline(*steps)
+    space = SearchSpace(**{f"{pipeline.steps[-1][0]}__C": Real(0.1, 10.0)})
+    protected = np.full((30, 3), 1e6), np.zeros(30, dtype=int)
+    with pytest.raises(PrivacyError, match=r"mixes the records .* public") as caught:
+        per_record_scores(pipeline, space, (features, Y), protected)
+    assert "fixed seed does not help" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        make_pipeline(imputing(), LogisticRegression()),
+        make_pipeline(KNNImputer(), StandardScaler(), SVC(probability=False)),
+        make_pipeline(StandardScaler(), PCA(2), KNeighborsClassifier()),
+        RandomForestClassifier(n_estimators=10),
+        MLPClassifier((8,), max_iter=20),
+        HistGradientBoostingClassifier(max_iter=3),
+        make_pipeline(KNNImputer(), GaussianNB()),
+        GaussianProcessClassifier(),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
+@pytest.mark.parametrize("form", [np.asarray, np.float32, pd.DataFrame])
+def test_rounding_is_no_mixing(estimator, form):
+    space = any_space(estimator)
+    per_record_scores(estimator, space, (form(X[:30]), Y[:30]), (form(X[30:]), Y[30:]))
+
+
+@pytest.mark.parametrize("form", [np.asarray, torch.from_numpy, pd.DataFrame, sparse.csr_matrix])
+def test_one_table_cannot_be_public_and_protected(form):
+    table = form(X)
+    overlapping = [(slice(60), slice(60))]
+    if form is not sparse.csr_matrix:  # whose rows are copies
+        overlapping.append((slice(40), slice(30, 60)))
+    for public, protected in overlapping:
+        train = table[public], Y[public].copy()
+        validation = table[protected], Y[protected].copy()
+        if form is sparse.csr_matrix:
+            train, validation = (table, train[1]), (table, validation[1])
+        with pytest.raises(PrivacyError, match="share memory"):
+            per_record_scores(LogisticRegression(), SPACE, train, validation)
+    for public, protected in ((slice(30), slice(30, 60)), (slice(0, 60, 2), slice(1, 60, 2))):
+        train, validation = (table[public], Y[public]), (table[protected], Y[protected])
+        per_record_scores(LogisticRegression(), SPACE, train, validation)
 
 
 def test_a_search_in_eight_lines():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import check_estimator
 
-from botorch_dp.errors import BudgetExhausted
+from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.integrations.sklearn import (
     PrivateSearchCV,
     space_of,
@@ -138,11 +139,28 @@ def test_refused(options: Any, error: type[Exception], message: str) -> None:
         search(**options).fit(*PRIVATE)
 
 
+def test_one_table_cannot_be_public_and_protected() -> None:
+    with pytest.raises(PrivacyError, match="share memory"):
+        search(public=(X, Y)).fit(X, Y)
+
+
+def test_a_pipeline_that_standardizes_what_it_predicts_is_refused() -> None:
+    def standardized(X: Any) -> Any:
+        return (X - X.mean(0)) / (X.std(0) + 1e-9)
+
+    mixing = make_pipeline(FunctionTransformer(standardized), LogisticRegression())
+    space = {"logisticregression__C": stats.loguniform(1e-3, 10.0)}
+    with PrivacyLedger(budget=BUDGET) as ledger:
+        with pytest.raises(PrivacyError, match="mixes the records"):
+            search(estimator=mixing, param_distributions=space).fit(*PRIVATE, ledger=ledger)
+        assert not ledger.entries()
+
+
 class _OnTheSame(PrivateSearchCV):
     """For scikit-learn's checks, whose records have other forms each time: all are public, too."""
 
     def _records(self, X: Any, y: Any) -> Any:
-        return (X, y), (X, y)
+        return copy.deepcopy((X, y)), (X, y)
 
 
 @pytest.mark.one_in(2)
