@@ -97,6 +97,7 @@ def opacus_loop(ledger: PrivacyLedger) -> Any:
         noise_multiplier=8.0,
         max_grad_norm=1.0,
         epochs=1,
+        criterion=torch.nn.CrossEntropyLoss(),
     )
     for X, Y in loader:
         optimizer.zero_grad()

@@ -384,10 +384,12 @@ ENTRIES: dict[str, Entry] = {
     ),
     "PrivacyEngine.make_private": Entry(
         opacus_loop,
-        lambda: {"noise_multiplier": 8.0, "max_grad_norm": 1.0, "epochs": 1, "delta": 1e-5},
+        lambda: {"noise_multiplier": 8.0, "max_grad_norm": 1.0, "epochs": 1, "delta": 1e-5,
+                 "criterion": torch.nn.CrossEntropyLoss()},
         {"noise_multiplier": POSITIVE, "max_grad_norm": POSITIVE, "epochs": COUNT,
          "delta": [0.0, *DELTA, None], "ledger": NOT_A_LEDGER, "grad_sample_mode": ["ghost"],
-         "poisson_sampling": [False], "clipping": ["per_layer"], "loss_reduction": ["sum"]},
+         "poisson_sampling": [False], "clipping": ["per_layer"], "loss_reduction": ["sum"],
+         "criterion": [None]},
     ),
     "PrivateFit": Entry(
         selection,

@@ -109,16 +109,17 @@ class PrivacyEngine(opacus.PrivacyEngine):
         >>> import torch
         >>> from torch.utils.data import DataLoader, TensorDataset
         >>> data = TensorDataset(torch.randn(200, 3), torch.randint(2, (200,)))
-        >>> model = torch.nn.Linear(3, 2)
+        >>> model, loss = torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()
         >>> engine = PrivacyEngine()
         >>> model, optimizer, loader = engine.make_private(
         ...     module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), epochs=2,
-        ...     data_loader=DataLoader(data, batch_size=20), noise_multiplier=4.0, max_grad_norm=1.0
+        ...     data_loader=DataLoader(data, batch_size=20), noise_multiplier=4.0,
+        ...     max_grad_norm=1.0, criterion=loss
         ... )
         >>> for _ in range(2):
         ...     for X, y in loader:
         ...         optimizer.zero_grad()
-        ...         torch.nn.functional.cross_entropy(model(X), y).backward()
+        ...         loss(model(X), y).backward()
         ...         optimizer.step()
         >>> round(engine.guarantee(model).epsilon(1e-5), 2)
         0.82
@@ -177,8 +178,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
             noise_multiplier: Standard deviation of the noise over ``max_grad_norm``.
             max_grad_norm: The clipping norm.
             epochs: Passes over the records. Needed to publish: it makes the price.
-            criterion: The loss of your loop, if it is not that of classes: it is tried on made-up
-                records.
+            criterion: The loss of your loop, such as ``nn.CrossEntropyLoss()``; it is tried on
+                made-up records of every class. Needed to publish: a loss that mixes records, such
+                as a mean with class weights, lets one record move the gradients of all others.
             options: Opacus's others, with the values that they have by default.
         """
         noise = {"noise_multiplier": noise_multiplier}
@@ -278,6 +280,12 @@ class PrivacyEngine(opacus.PrivacyEngine):
             raise TypeError(
                 "Give `epochs`: the price of a model that may be published is charged before its "
                 "first step. Or give PrivacyEngine(unsafe_seed=...) to tune."
+            )
+        if secret and criterion is None:
+            raise TypeError(
+                "Give `criterion`, the loss of your loop, such as nn.CrossEntropyLoss(): a model "
+                "that may be published needs a loss that does not mix the records of a batch, "
+                "which is tried on made-up records."
             )
         _check_options(options)
         _check_module(module, optimizer)

@@ -39,7 +39,12 @@ from tests.training.models import CLASSES, HOSTILE, MODELS
 X, Y = FLOAT_DATA.train_X, FLOAT_DATA.train_Y
 N = len(X)
 DATA = TensorDataset(X, Y)
-HOW = {"noise_multiplier": 4.0, "max_grad_norm": 0.5, "epochs": 2}
+HOW: dict[str, Any] = {
+    "noise_multiplier": 4.0,
+    "max_grad_norm": 0.5,
+    "epochs": 2,
+    "criterion": nn.CrossEntropyLoss(),
+}
 
 
 class Made:
@@ -122,6 +127,7 @@ def test_the_least_noise_for_a_target() -> None:
         target_delta=1e-6,
         epochs=4,
         max_grad_norm=1.0,
+        criterion=nn.CrossEntropyLoss(),
     )
     assert 2.99 < engine.plan.guarantee.epsilon(1e-6) <= 3.0
     assert optimizer.noise_multiplier == engine.plan.noise_multiplier
@@ -242,11 +248,13 @@ def test_each_model_is_clipped_as_single_records_are_or_refused(name: str) -> No
 def test_models_that_mix_records_are_refused_where_it_shows(name: str) -> None:
     hostile = HOSTILE[name]
     data = TensorDataset(hostile.X, torch.ones(len(hostile.X)))
+    given = {"model": hostile.factory(), "data": data}
+    given["criterion"] = lambda outputs, _: outputs.flatten(1).square().sum(dim=1)
     if hostile.found:
         with pytest.raises(PrivacyError, match="mixes the records"):
-            Made(model=hostile.factory(), data=data)
+            Made(**given)
         return
-    plan = Made(model=hostile.factory(), data=data).engine.plan
+    plan = Made(**given).engine.plan
     assert "not enforced" in str(plan.guarantee)
 
 
@@ -481,9 +489,12 @@ def test_a_script_that_is_started_again_pays_again(tmp_path: Path) -> None:
         ({"wrap_model": False}, "model that make_private returns"),
         ({"criterion": nn.CrossEntropyLoss(reduction="sum")}, "not the mean"),
         ({"epochs": None}, "Give `epochs`"),
+        ({"criterion": None}, r"Give `criterion`, .* nn.CrossEntropyLoss\(\)"),
+        ({"criterion": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 9.0]))}, "at most 1"),
+        ({"criterion": lambda outputs, _: (outputs @ outputs.T).mean()}, "not the mean"),
         ({"epoch": 3}, "no argument 'epoch'"),
         ({"max_grad_norm": [1.0, 2.0]}, "max_grad_norm"),
-        ({"model": nn.Linear(7, 1)}, "pass `criterion=`"),
+        ({"model": nn.Linear(7, 1)}, "`loss` cannot take"),
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
         ({"data": [(torch.zeros(7), 0)] * 9}, "like="),
         ({"model": nn.Sequential(nn.Linear(7, 3), nn.BatchNorm1d(3))}, "GroupNorm"),
@@ -664,7 +675,7 @@ def test_the_guide_changes_at_most_twelve_lines_of_a_script() -> None:
     lines = difflib.ndiff(before.splitlines(), after.splitlines())
     changed = [line for line in lines if line.startswith("+ ")]
     assert 0 < len(changed) <= 12
-    assert f"{['No', 'One', 'Two', 'Three', 'Four', 'Five'][len(changed)]} lines change" in (
+    assert f"{['No', 'One', 'Two', 'Three', 'Four', 'Five', 'Six'][len(changed)]} lines change" in (
         page.read_text()
     )
 
