@@ -16,11 +16,16 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "train.md"
 def test_the_guides_snippets_run() -> None:
     names: dict[str, Any] = {}
     snippets = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
-    assert len(snippets) == 6
+    assert len(snippets) == 8
     for snippet in snippets:
         exec(snippet, names)
     assert names["result"].accuracy > 0.8
     assert names["result"].guarantee.epsilon(1e-5) <= 1.0
+    printed = [f"{found:.2f}" for found in names["recall"].values()]
+    text = GUIDE.read_text()
+    assert "prints {} without weights, {} with `(1, 14)`, and {} with".format(*printed) in text
+    shares = names["right_ones"] / (names["wrong"] + names["right_ones"])
+    assert (shares - 0.87).abs().max() < 0.1
 
 
 def test_real_models_train() -> None:
