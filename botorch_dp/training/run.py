@@ -135,7 +135,7 @@ class TrainingRun:
         self.save()
         self.stopped = stop.is_set()
         if self.stopped and (self.step == 0 or not stop_on_interrupt):
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(f"{self.step} of {self.plan.steps} steps were taken.")
 
     def _take_step(self) -> None:
         if not self._ahead:

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 #: Settings that say how to step; without them the rule of ``untuned`` does.
 _OF_STEPS = {"learning_rate", "clip_norm"}
-_STOPPED = "the moment at which training was stopped did not depend on the records"
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,7 +85,8 @@ class Trained:
         guarantee: What holds for the model; status ``"none"`` unless it was trained with
             ``publish=True``.
         plan: The public parameters of the run.
-        steps: How many steps were taken.
+        steps: How many steps were taken; fewer than the plan has if the training was stopped. The
+            guarantee is that of all of them.
         diagnostics: Sensitive.
     """
 
@@ -136,6 +136,8 @@ class Trained:
         plan = self.plan
         taken = f"A model after {self.steps} of {plan.steps} steps on batches of about "
         taken += f"{plan.batch_size} of {plan.num_records} records."
+        if self.steps < plan.steps:
+            taken += f" The training was stopped; its price is that of all {plan.steps} steps."
         return "\n".join((taken, str(self.guarantee), *plan.notes))
 
 
@@ -313,7 +315,7 @@ class DPTrainer:
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
         progress: bool = False,
-        on_interrupt: Literal["stop", "raise"] = "stop",
+        on_interrupt: Literal["stop", "raise"] | None = None,
         curve: Sequence[int] = (),
         **settings: Unpack[TrainingSettings],
     ) -> Trained:
@@ -333,10 +335,11 @@ class DPTrainer:
                 file returns it.
             checkpoint_seconds: Time between two checkpoints.
             progress: Show a progress bar.
-            on_interrupt: After Ctrl-C, ``"stop"`` returns the model as it is after the current
-                step, with the guarantee of the steps taken (with ``publish=True`` that is the
-                model of this run for good); ``"raise"`` raises ``KeyboardInterrupt``, and the run
-                can be continued. Both write the checkpoint first.
+            on_interrupt: After Ctrl-C, ``"raise"`` raises ``KeyboardInterrupt``; with a
+                ``checkpoint``, the same call then goes on without a new charge. ``"stop"`` returns
+                the model as it is after the current step, at the price of the complete run; with
+                ``publish=True`` that is the model of this run for good. The default is ``"raise"``
+                with a ``checkpoint`` and ``"stop"`` without.
             curve: Numbers of epochs, rising, after which to measure the utility on the test
                 records: see :attr:`Trained.curve`. Each is a shorter training of the same
                 settings, at no further cost in privacy.
@@ -353,6 +356,8 @@ class DPTrainer:
         """
         plan = self._plan(settings)
         check_nonnegative("checkpoint_seconds", checkpoint_seconds)
+        if on_interrupt is None:
+            on_interrupt = "stop" if checkpoint is None else "raise"
         check_choice("on_interrupt", on_interrupt, ("stop", "raise"))
         if checkpoint is not None:
             check_path("checkpoint", checkpoint)
@@ -633,11 +638,13 @@ class DPTrainer:
     def _results(self, run: TrainingRun, *, publish: bool = False) -> list[Trained]:
         """The models of a run, and what is promised for them."""
         plan = run.plan
-        guarantee = plan.guarantee_after(run.step)
+        guarantee = plan.guarantee if publish else plan.guarantee.simulated()
         if run.step < plan.steps:
-            guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, _STOPPED))
-        if not publish:
-            guarantee = guarantee.simulated()
+            warn_caller(
+                f"The training was stopped{' for good' if publish else ''} after {run.step} of "
+                f"{plan.steps} steps. Its price, also in a ledger, is that of all {plan.steps}. "
+                "With `checkpoint=`, the same call goes on after Ctrl-C."
+            )
         unusable, dropped = self.setup.records.unusable, run.dropped
         return [
             Trained(

@@ -42,8 +42,8 @@ def interrupted(path: Path, step: int, engine: str = "fused", **run: object) -> 
     """A trainer whose run was stopped after some steps, and that is ready to go on."""
     options = {key: run.pop(key) for key in ("optimizer", "sampling") if key in run}
     loss, each = interruptible(step, engine=engine, **options)
-    stopped = each.fit(**SETTINGS, checkpoint=path, **run)
-    assert stopped.steps == step
+    with pytest.raises(KeyboardInterrupt, match=f"^{step} of 50 steps"):
+        each.fit(**SETTINGS, checkpoint=path, **run)
     loss.armed = False
     return each
 
@@ -81,7 +81,8 @@ def test_dropout_resumes_too(tmp_path: Path) -> None:
     loss = Interrupting(10)
     each = DPTrainer(factory, loss, make_data(dtype=torch.float32))
     loss.armed = True
-    each.fit(**SETTINGS, seed=4, checkpoint=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        each.fit(**SETTINGS, seed=4, checkpoint=tmp_path / "run")
     loss.armed = False
     resumed = each.fit(**SETTINGS, seed=4, checkpoint=tmp_path / "run")
     assert torch.equal(weights(resumed.model), weights(each.fit(**SETTINGS, seed=4).model))
@@ -101,7 +102,7 @@ def test_a_published_run_resumes_and_is_charged_once(tmp_path: Path) -> None:
     loss, each = interruptible(9)
     published = {**SETTINGS, "publish": True, "ledger": ledger}
     with pytest.raises(KeyboardInterrupt):
-        each.fit(**published, checkpoint=path, on_interrupt="raise")
+        each.fit(**published, checkpoint=path)
     loss.armed = False
     whole = each.fit(**published, checkpoint=path)
     assert whole.steps == 50 and len(ledger.entries()) == 1
@@ -118,9 +119,11 @@ def test_a_model_that_was_shown_is_the_model(tmp_path: Path) -> None:
     ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
     loss, each = interruptible(9)
     published = {**SETTINGS, "publish": True, "ledger": ledger}
-    first = each.fit(**published, checkpoint=path)
+    with pytest.warns(UserWarning, match="stopped for good"):
+        first = each.fit(**published, checkpoint=path, on_interrupt="stop")
     loss.armed = False
-    again = each.fit(**published, checkpoint=path)
+    with pytest.warns(UserWarning, match="stopped for good"):
+        again = each.fit(**published, checkpoint=path)
     assert first.steps == again.steps == 9 and len(ledger.entries()) == 1
     assert torch.equal(weights(first.model), weights(again.model))
 
@@ -132,7 +135,7 @@ def test_a_copied_file_shows_the_same_model(tmp_path: Path) -> None:
     loss, each = interruptible(9)
     published = {**SETTINGS, "publish": True, "ledger": ledger}
     with pytest.raises(KeyboardInterrupt):
-        each.fit(**published, checkpoint=path, on_interrupt="raise")
+        each.fit(**published, checkpoint=path)
     loss.armed = False
     copied.write_bytes(path.read_bytes())
     models = [weights(each.fit(**published, checkpoint=p).model) for p in (path, copied)]

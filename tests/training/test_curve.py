@@ -52,7 +52,9 @@ def test_nothing_on_the_way_is_printed() -> None:
 @pytest.mark.parametrize("step", [5, 10, 23, 69])
 def test_a_resumed_curve_is_an_uninterrupted_one(tmp_path: Path, step: int) -> None:
     loss, each = interruptible(step)
-    stopped = each.fit(**LONG, seed=4, curve=CURVE, checkpoint=tmp_path / "run")
+    how = {"checkpoint": tmp_path / "run", "on_interrupt": "stop"}
+    with pytest.warns(UserWarning, match=f"after {step} of 70 steps"):
+        stopped = each.fit(**LONG, seed=4, curve=CURVE, **how)
     loss.armed = False
     whole = each.fit(**LONG, seed=4, curve=CURVE)
     assert stopped.steps == step

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.privacy.runs import Run
 from botorch_dp.training import (
     DPTrainer,
@@ -31,6 +32,7 @@ from tests.training.helpers import (
     SETTINGS,
     Interrupting,
     clipped_sum,
+    interruptible,
     make_data,
     per_example_gradients,
     trainer,
@@ -273,26 +275,42 @@ class TestOneStep:
 
 
 class TestInterruption:
-    def test_ctrl_c_returns_what_was_paid_for(self) -> None:
+    def test_ctrl_c_without_a_checkpoint_returns_the_model_at_the_price_of_all_steps(self) -> None:
+        ledger = PrivacyLedger(budget=PrivacyBudget(100.0, 1e-3))
         loss = Interrupting(8)
         each = DPTrainer(NETWORK, loss, FLOAT_DATA)
         loss.armed = True
-        fitted = each.fit(**SETTINGS, publish=True)
-        assert fitted.steps == 8
-        assert fitted.epsilon < fitted.plan.epsilon
-        assert fitted.guarantee.epsilon(1e-5) == fitted.epsilon
-        assert "stopped" in fitted.guarantee.conditions[-1]
-        assert weights(fitted.model).isfinite().all()
+        with pytest.warns(UserWarning, match=r"for good after 8 of 30 steps.* all 30\."):
+            stopped = each.fit(**SETTINGS, publish=True, ledger=ledger, curve=(1, 3))
+        assert stopped.steps == 8
+        (entry,) = ledger.entries()
+        assert stopped.guarantee == stopped.plan.guarantee == entry.guarantee
+        assert stopped.epsilon == stopped.plan.epsilon
+        assert "after 8 of 30 steps" in str(stopped) and "price is that of all 30" in str(stopped)
+        assert stopped.receipt().document["training"]["steps"] == 30
+        assert weights(stopped.model).isfinite().all()
+
+    def test_ctrl_c_with_a_checkpoint_says_that_the_same_call_goes_on(self, tmp_path: Path) -> None:
+        ledger = PrivacyLedger(budget=PrivacyBudget(100.0, 1e-3))
+        loss, each = interruptible(8)
+        call = {**SETTINGS, "publish": True, "ledger": ledger, "checkpoint": tmp_path / "a.run"}
+        with pytest.raises(KeyboardInterrupt, match=r"^8 of 30 steps were taken") as interrupt:
+            each.fit(**call)
+        assert "the same call goes on" in "".join(interrupt.value.__notes__)
+        loss.armed = False
+        whole = each.fit(**call)
+        assert whole.steps == 30 and len(ledger.entries()) == 1
 
     def test_the_stopped_model_is_that_of_a_shorter_run(self) -> None:
         loss = Interrupting(20)
         each = DPTrainer(NETWORK, loss, FLOAT_DATA)
         loss.armed = True
-        stopped = each.fit(**SETTINGS, seed=2)
+        with pytest.warns(UserWarning, match="stopped after 20 of 30 steps"):
+            stopped = each.fit(**SETTINGS, seed=2)
         loss.armed = False
         shorter = each.fit(**{**SETTINGS, "epochs": 2}, seed=2)
         assert torch.equal(weights(stopped.model), weights(shorter.model))
-        assert stopped.epsilon == shorter.epsilon
+        assert stopped.epsilon == stopped.plan.epsilon > shorter.epsilon
 
     def test_tuning_passes_ctrl_c_on(self) -> None:
         loss = Interrupting(3)
@@ -301,7 +319,7 @@ class TestInterruption:
         with pytest.raises(KeyboardInterrupt):
             each.replicates([0, 1], **SETTINGS)
         loss.calls = 0
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match=r"steps were taken\.$"):
             each.fit(**SETTINGS, seed=0, on_interrupt="raise")
 
     def test_a_second_ctrl_c_does_not_wait(self) -> None:
