@@ -66,6 +66,9 @@ _TRADEOFF_POINTS = 64
 
 SIMULATED = "simulated noise: nothing is promised"
 
+#: What every training's guarantee rests on; ours say it in more detail.
+FLOATING_POINT = "noise that is drawn in floating point protects as well as exact Gaussian noise"
+
 #: What a charge costs: epsilon and delta of what is summed, mu of what is Gaussian.
 Cost = tuple[float, float, float]
 
@@ -467,7 +470,8 @@ class Guarantee:
         unit: Whom it protects, under which relation, and what rests on the caller.
         losses: The privacy losses the output is composed of.
         assumptions: What must be true of the world or of the mechanism for the statement to hold
-            and can be proven by nobody here (a prior, a constant of somebody else's learner).
+            and can be proven by nobody here (a prior, a constant of somebody else's learner). A
+            training with DP-SGD always has one: its noise is drawn in floating point.
         void: Why nothing is promised, or None.
         quoted_delta: The delta its owner asked for, at which ``str`` quotes it.
 
@@ -486,7 +490,9 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "losses", tuple(self.losses))
-        object.__setattr__(self, "assumptions", tuple(self.assumptions))
+        is_trained = any(isinstance(loss, SampledSGDLoss) for loss in self.losses)
+        assumed = tuple(self.assumptions) or (FLOATING_POINT,) * is_trained
+        object.__setattr__(self, "assumptions", assumed)
         if self.void is None and not self.losses:
             raise ValueError("`losses` is empty: a guarantee needs at least one privacy loss.")
         for loss in self.losses:
@@ -855,15 +861,13 @@ def _paragraph(guarantee: Guarantee) -> str:
     sentences = [
         f"This promise protects {guarantee.protects}.",
         f"It is about what anybody can learn from the output of: {guarantee.mechanism}.",
-        f"Two data sets are compared, of which one comes from the other in that "
-        f"{guarantee.relation.value}.",
-        "Whatever somebody may conclude from the output, and whatever else they know, the "
-        "probability that they conclude it differs between the two data sets by a factor of "
-        f"at most {factor} (epsilon = {rounded_up(epsilon)}){more}.",
+        f"Take two data sets that differ in one thing: {guarantee.relation.value}.",
+        f"Any conclusion that anyone draws from the output is at most {factor} times as likely for "
+        f"one as for the other (epsilon = {rounded_up(epsilon)}){more}, whatever else they know.",
         "In odds: whoever thinks both data sets equally likely before they see the output "
         f"guesses right which of them it was made from with a probability of at most {guess}%.",
-        f"Whoever accepts a false alarm in 5 of 100 cases notices the change in at most "
-        f"{caught} of 100.",
+        "An attack with a 5% false-positive rate detects the change at most "
+        f"{caught}% of the time.",
     ]
     if guarantee.unit.conditions:
         sentences.append(

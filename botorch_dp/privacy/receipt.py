@@ -7,10 +7,11 @@ record, no hash of records, and no score that was not released. Its date is a da
 a run ended could tell how many trainings it made.
 
 :meth:`Receipt.verify` derives everything that follows from the losses and the conditions once more
-(status, statement, event, proof, price) and compares it with the document. It also recomputes
-epsilon with dp-accounting alone. A receipt holds a digest of itself, which shows accidents; whoever
-alters a receipt on purpose can write a new digest. What contradicts itself is found even then. A
-consistent lie, such as a condition that was dropped everywhere, is found by a signature only.
+(status, statement, event, proof, price, what a ledger charges) and compares it with the document.
+It also recomputes epsilon with dp-accounting alone. What nobody can derive, such as whom it
+protects, is shown as the sender's words. A receipt holds a digest of itself, which shows accidents;
+whoever alters a receipt on purpose can write a new digest. What contradicts itself is found even
+then; a consistent lie, such as a condition dropped everywhere, is found by a signature only.
 
 ``docs/guides/reviewer.md`` explains every field.
 """
@@ -23,8 +24,9 @@ import math
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +36,7 @@ from botorch_dp._files import atomic_write
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.accounting import DPSGD
 from botorch_dp.privacy.audit import AuditReport
+from botorch_dp.privacy.budget import Compartments, PrivacyBudget, stated_cost
 from botorch_dp.privacy.digests import digest_of, digests_of, kind_of
 from botorch_dp.privacy.events import (
     MOST_PARTS,
@@ -43,6 +46,7 @@ from botorch_dp.privacy.events import (
     recomputed,
 )
 from botorch_dp.privacy.guarantee import (
+    Cost,
     Guarantee,
     NeighboringRelation,
     Release,
@@ -50,7 +54,7 @@ from botorch_dp.privacy.guarantee import (
     SelectionLoss,
 )
 from botorch_dp.privacy.ledger import PrivacyLedger
-from botorch_dp.privacy.rounding import rounded_up
+from botorch_dp.privacy.rounding import rounded_down, rounded_up
 from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber
 
 SCHEMA, VERSION = "botorch_dp receipt", 1
@@ -67,7 +71,7 @@ Origin = Literal[
 _ORIGINS: dict[str, str] = {
     "not stated": "nobody stated how the settings were chosen: ask, because choosing settings "
     "on the same records is not covered by epsilon",
-    "fixed beforehand": "the sender says that they were chosen without the protected records",
+    "fixed beforehand": "the settings were chosen without the protected records",
     "default rule": "the settings follow from public numbers by the default rule of this package",
     "paid selection": "the settings were chosen among random ones by the mechanism itself, and "
     "epsilon includes that",
@@ -116,8 +120,10 @@ _FORMS: dict[str, dict[str, Any]] = {
     "signature": {"algorithm": str, "public_key": str, "value": str},
 }
 _SECTIONS = {"schema", "version", "training", "software", "digest", *_FORMS} - {"charge"}
-#: Fields whose wording may differ between versions of this package.
-_WORDS = {"statement", "neighbours", "noise_unit", "accountant", "proof"}
+#: Fields that another version of this package may word differently.
+_WORDS = {"statement", "noise_unit", "accountant", "proof"}
+#: Facts of a training that epsilon follows from.
+_OF_THE_PRICE = tuple(field.name for field in fields(DPSGD))
 _SOFTWARE = ("torch", "numpy", "scipy", "opendp", "opacus", "dp-accounting")
 
 _NOISE_UNITS = {
@@ -188,10 +194,13 @@ class Verification:
         return not self.contradictions
 
     def __str__(self) -> str:
-        last = "Nothing contradicts."
+        signed = [each.outcome for each in self.findings if each.subject == "signature"]
+        last = "No contradiction found; not signed, so this is the sender's word."
         if not self.passes:
             subjects = ", ".join(dict.fromkeys(each.subject for each in self.contradictions))
-            last = f"Do not rely on this receipt: it contradicts ({subjects})."
+            last = f"Do not rely on this receipt: it contradicts itself ({subjects})."
+        elif signed != ["not recomputed"]:
+            last = "No contradiction found; the rest is the signer's word."
         return "\n".join([*map(str, self.findings), last])
 
 
@@ -241,7 +250,7 @@ class Receipt:
             settings: How the settings came about; ``"fixed beforehand"`` only if you know it.
             note: More about that, in public words.
             ledger: What the release was charged to: the receipt has its budget, and the last line
-                with this guarantee or mechanism.
+                with this guarantee, or of this mechanism and for no less.
             audit: Of the mechanism, if one was run.
 
         Raises:
@@ -372,20 +381,12 @@ class Receipt:
         Raises:
             ValueError: If the artifact is not the one that the receipt is of.
         """
-        document = self.document
+        document, guarantee = self.document, self.guarantee
         findings = [*_check_artifact(document, artifact), _check_digest(document)]
         findings.append(_check_signature(document, public_key))
         for check in (_check_derived, _check_training, _check_epsilon, _check_ledger, _check_audit):
-            findings += check(document)
-        promise, settings = document["promise"], document["settings"]
-        origin = settings["origin"]
-        note = f" ({settings['note']})" if settings["note"] else ""
-        findings.append(Finding("condition", "settings", f"{_ORIGINS[origin]}{note}"))
-        for condition in promise["conditions"]:
-            findings.append(Finding("condition", "condition", condition))
-        for assumption in promise["assumptions"]:
-            findings.append(Finding("condition", "assumption", assumption))
-        return Verification(tuple(findings))
+            findings += check(document, guarantee)
+        return Verification((*findings, *_check_dates(document), *_words(document)))
 
     def __str__(self) -> str:
         document = self.document
@@ -432,7 +433,12 @@ def _accounting(guarantee: Guarantee) -> dict[str, str]:
 def _ledger(ledger: PrivacyLedger, guarantee: Guarantee) -> dict[str, Any]:
     entries, budget, relation = ledger.entries(), ledger.budget, ledger.relation
     same = [entry for entry in entries if entry.guarantee == guarantee]
-    alike = [entry for entry in entries if entry.guarantee.mechanism == guarantee.mechanism]
+    alike = [
+        entry
+        for entry in entries
+        if entry.guarantee.mechanism == guarantee.mechanism
+        and _pays((entry.epsilon, entry.delta, entry.mu), guarantee, budget)
+    ]
     charge = None
     for entry in (same or alike)[-1:]:
         charge = {
@@ -558,7 +564,10 @@ def _check_artifact(document: Mapping[str, Any], artifact: object) -> list[Findi
             "This receipt is for another artifact: the digest of what was given is not the one "
             f"that it names ({named})."
         )
-    return [Finding("agrees", "artifact", f"it is the {document['released']['kind']} {named}")]
+    kind, text = document["released"]["kind"], f"its digest is {named}"
+    if not isinstance(artifact, Path) and kind != kind_of(artifact):
+        return [Finding("contradicts", "artifact", f"{text}, and it is no {_short(kind)}")]
+    return [Finding("agrees", "artifact", text)]
 
 
 def _check_digest(document: Mapping[str, Any]) -> Finding:
@@ -566,7 +575,7 @@ def _check_digest(document: Mapping[str, Any]) -> Finding:
         return Finding(
             "contradicts", "digest", "the document was altered after its digest was computed"
         )
-    text = "the document is as it was when its digest was computed (this shows accidents only)"
+    text = "file intact (detects corruption, not deliberate changes)"
     return Finding("agrees", "digest", text)
 
 
@@ -579,7 +588,7 @@ def _check_signature(
     if signature is None:
         if wanted is not None:
             return Finding("contradicts", "signature", "it is not signed, and a key was named")
-        text = "it is not signed: whoever handed it to you may have written all of it"
+        text = "none. Anyone could have written this receipt."
         return Finding("not recomputed", "signature", text)
     with needs_extra("signing", "Verifying a signed receipt"):
         from cryptography.exceptions import InvalidSignature
@@ -613,9 +622,9 @@ def _public_key(path: str | os.PathLike[str]) -> str:
     return key.public_bytes_raw().hex()
 
 
-def _check_derived(document: Mapping[str, Any]) -> list[Finding]:
+def _check_derived(document: Mapping[str, Any], guarantee: Guarantee) -> list[Finding]:
     """Compare all that follows from the losses, the unit and the assumptions."""
-    guarantee, findings = _guarantee(document), []
+    findings = []
     expected = {"mechanism": _mechanism(guarantee), "accounting": _accounting(guarantee)}
     if len(set(guarantee.losses)) > MOST_PARTS:
         text = "the mechanism has more parts than are recomputed here"
@@ -625,18 +634,30 @@ def _check_derived(document: Mapping[str, Any]) -> list[Finding]:
     ours = document["software"].get("botorch_dp") == _version("botorch_dp")
     for section, derived in expected.items():
         for name, value in derived.items():
-            if document[section][name] == value or name == "epsilon":  # see `_check_epsilon`
+            stated = document[section][name]
+            if stated == value or name == "epsilon":  # see `_check_epsilon`
                 continue
-            if name in _WORDS and not ours:
-                text = "it was written by another version, so its wording was not compared"
-                findings.append(Finding("not recomputed", name, text))
+            missing = _missing(stated, guarantee) if name == "statement" else None
+            if name not in _WORDS or ours:
+                text = f"`{section}` says {_short(stated)}, and {_short(value)} follows from the "
+                text += "losses and conditions"
+            elif missing is not None:
+                text = f"its words lack {_short(missing)}"
             else:
-                text = f"`{section}` says {_short(document[section][name])}, and {_short(value)} "
-                findings.append(
-                    Finding("contradicts", name, f"{text}follows from the losses and conditions")
-                )
+                text = f"in the words of another version: {stated}"
+                findings.append(Finding("condition", name, text))
+                continue
+            findings.append(Finding("contradicts", name, text))
     text = "status, statement, event and proof are those of the losses and conditions"
     return findings or [Finding("agrees", "mechanism", text)]
+
+
+def _missing(statement: str, guarantee: Guarantee) -> str | None:
+    """What a statement in other words must have and lacks."""
+    numbers = [f"= {rounded_up(number)}" for number in guarantee.quoted[:1]]
+    numbers += [rounded_up(number) for number in guarantee.quoted[1:] if number]
+    needed = (*numbers, guarantee.protects, *guarantee.conditions)
+    return next((each for each in needed if each not in statement), None)
 
 
 def _short(value: object) -> str:
@@ -644,15 +665,14 @@ def _short(value: object) -> str:
     return words if len(words) <= 80 else f"{words[:80]}..."
 
 
-def _check_training(document: Mapping[str, Any]) -> list[Finding]:
+def _check_training(document: Mapping[str, Any], guarantee: Guarantee) -> list[Finding]:
     """Price the training that is described; of a selection it is one of many."""
-    training, guarantee = document["training"], _guarantee(document)
+    training = document["training"]
     if training is None:
         return []
-    names = {field.name for field in fields(DPSGD)} - {"relation"}
     try:
         loss = DPSGD(
-            **{name: training[name] for name in names},
+            **{name: training[name] for name in _OF_THE_PRICE if name != "relation"},
             relation=NeighboringRelation[training.get("relation", guarantee.relation.name)],
         ).loss()
         fits = training["clip_norm"] is None or training["clip_norm"] > 0
@@ -679,8 +699,8 @@ def _check_training(document: Mapping[str, Any]) -> list[Finding]:
     return [Finding("contradicts" if above else below, "training", text)]
 
 
-def _check_epsilon(document: Mapping[str, Any]) -> list[Finding]:
-    guarantee, promise = _guarantee(document), document["promise"]
+def _check_epsilon(document: Mapping[str, Any], guarantee: Guarantee) -> list[Finding]:
+    promise = document["promise"]
     claim, delta = promise["epsilon"], promise["delta"]
     findings = [
         _compared(found, claim, delta)
@@ -730,45 +750,106 @@ def _check_selection(loss: SelectionLoss) -> Finding:
     return Finding(finding.outcome, "selection", finding.text)
 
 
-def _check_ledger(document: Mapping[str, Any]) -> list[Finding]:
-    ledger, promise = document["ledger"], document["promise"]
+def _check_ledger(document: Mapping[str, Any], guarantee: Guarantee) -> list[Finding]:
+    """Whether the budget bears the promise, and the line was charged for it."""
+    ledger = document["ledger"]
     if ledger is None:
         text = "no ledger is named, so other releases from the same records are not bounded here"
         return [Finding("condition", "ledger", text)]
-    findings = []
-    if ledger["relation"] not in (None, promise["relation"]):
-        findings.append(Finding("contradicts", "ledger", "it is under another relation"))
-    charge, guarantee = ledger["charge"], _guarantee(document)
+    try:
+        budget = PrivacyBudget(ledger["epsilon"], ledger["delta"])
+    except ValueError as error:
+        return [Finding("contradicts", "ledger", f"its budget is none ({_short(error)})")]
+    charge, wrong = ledger["charge"], []
+    if ledger["relation"] not in (None, guarantee.relation.name):
+        wrong.append("it is under another relation")
+    many = len(set(guarantee.losses)) > MOST_PARTS
+    if not many and guarantee.epsilon(budget.delta) > budget.epsilon * (1 + _ROUNDING):
+        wrong.append(f"the budget for all releases ({budget}) is smaller than this promise")
     if charge is not None:
-        over = charge["epsilon"] > ledger["epsilon"] * (1 + 1e-9)
-        if over or charge["delta"] > ledger["delta"] * (1 + 1e-9):
-            findings.append(Finding("contradicts", "ledger", "the charge exceeds the budget"))
-        mu = guarantee.mu
-        if mu is not None and 0 < charge["mu"] < mu * (1 - TOLERANCE):
-            text = f"mu {charge['mu']:.6g} was charged for {mu:.6g}"
-            findings.append(Finding("contradicts", "ledger", text))
-        stated = charge["epsilon"] if charge["delta"] >= promise["delta"] else 0.0
-        if 0 < stated < promise["epsilon"] * (1 - TOLERANCE):
-            text = f"epsilon {stated:.6g} was charged for {promise['epsilon']:.6g}"
-            findings.append(Finding("contradicts", "ledger", text))
-    budget = f"epsilon {ledger['epsilon']:g}, delta {ledger['delta']:g}"
+        over = charge["epsilon"] > budget.epsilon * (1 + _ROUNDING)
+        if over or charge["delta"] > budget.delta * (1 + _ROUNDING):
+            wrong.append("the charge exceeds the budget")
+        cost = charge["epsilon"], charge["delta"], charge["mu"]
+        if not many and not _pays(cost, guarantee, budget):
+            wrong.append(f"line {charge['number']} was charged less than this promise costs")
     line = "no single line" if charge is None else f"line {charge['number']}"
-    text = (
-        f"{line} of a ledger whose budget for all releases together is {budget}; ask to see the "
-        "ledger"
+    text = f"{line} of a ledger whose budget for all releases together is {budget}; ask to see it"
+    return [Finding("contradicts", "ledger", each) for each in wrong] or [
+        Finding("condition", "ledger", text)
+    ]
+
+
+def _pays(charged: Cost, guarantee: Guarantee, budget: PrivacyBudget) -> bool:
+    """Whether a ledger with this budget may have charged this, whatever its shares are."""
+    costs = []
+    for renyi in (False, True):
+        whole = PrivacyBudget(budget.epsilon, budget.delta, renyi=renyi)
+        for is_gaussian in (False, True):
+            shares = Compartments.by_first_charge(whole, is_gaussian=is_gaussian)
+            with suppress(PrivacyError):  # it has no cost of this form
+                costs.append(shares.cost_of(guarantee))
+    with suppress(ValueError):
+        costs.append(stated_cost(guarantee, charged[1]))
+    return any(
+        all(paid * (1 + TOLERANCE) >= due for paid, due in zip(charged, cost, strict=True))
+        for cost in costs
     )
-    return findings or [Finding("condition", "ledger", text)]
 
 
-def _check_audit(document: Mapping[str, Any]) -> list[Finding]:
-    audit, promise = document["audit"], document["promise"]
+def _check_audit(document: Mapping[str, Any], guarantee: Guarantee) -> list[Finding]:
+    audit = document["audit"]
     if audit is None:
         return []
+    bound, delta = audit["lower_bound"], audit["delta"]
     text = (
-        f"an audit with {audit['samples']:,} draws found epsilon >= {audit['lower_bound']:.4g} at "
-        f"delta = {audit['delta']:g}"
+        f"an audit with {audit['samples']:,} draws found epsilon >= {rounded_down(bound)} at "
+        f"delta = {delta:g}"
     )
-    if audit["delta"] >= promise["delta"] and audit["lower_bound"] > promise["epsilon"]:
-        return [Finding("contradicts", "audit", f"{text}, above what is stated")]
-    rounded = rounded_up(promise["epsilon"])
-    return [Finding("agrees", "audit", f"{text}, not above {rounded}; it was not repeated")]
+    if not (0 <= delta < 1 and 0 < audit["confidence"] < 1 <= audit["samples"] and bound >= 0):
+        return [Finding("contradicts", "audit", f"{text}, which no audit can")]
+    if len(set(guarantee.losses)) > MOST_PARTS:
+        return [Finding("not recomputed", "audit", text)]
+    epsilon = guarantee.epsilon(delta)
+    if bound > epsilon:
+        return [Finding("contradicts", "audit", f"{text}, above the promised {epsilon:.4g} there")]
+    return [Finding("agrees", "audit", f"{text}, not above {rounded_up(epsilon)}, as it says")]
+
+
+def _check_dates(document: Mapping[str, Any]) -> list[Finding]:
+    """Days are days, none of them to come, and the charge is made before the receipt."""
+    charge = (document["ledger"] or {}).get("charge") or {}
+    released = document["released"]["date"]
+    try:
+        days = [date.fromisoformat(each) for each in (charge.get("date", released), released)]
+    except ValueError:
+        return [Finding("contradicts", "date", "it is no date such as 2026-01-31")]
+    if days != sorted(days) or days[-1] > datetime.now(UTC).date() + timedelta(days=1):
+        text = f"{days[-1]} is to come, or before the day of the charge"
+        return [Finding("contradicts", "date", text)]
+    return [Finding("condition", "date", f"written on {released}, as the sender says")]
+
+
+def _words(document: Mapping[str, Any]) -> list[Finding]:
+    """What is the sender's word, and follows from nothing."""
+    promise, settings = document["promise"], document["settings"]
+    says = "as the sender words it"
+    note = f" ({settings['note']})" if settings["note"] else ""
+    origin = settings["origin"]
+    said = "" if origin == "not stated" else "as the sender says, "
+    scale = document["released"]["noise_scale"]
+    facts = {k: v for k, v in (document["training"] or {}).items() if k not in _OF_THE_PRICE}
+    told = [
+        ("who is protected", f"{promise['protects']}, {says}"),
+        ("name", f"{document['mechanism']['name']}, {says}"),
+        ("settings", f"{said}{_ORIGINS[origin]}{note}"),
+        *(
+            []
+            if scale is None
+            else [("noise", f"of scale {rounded_up(scale)}, as the sender says")]
+        ),
+        *((f"training: {name}", f"{value}, as the sender says") for name, value in facts.items()),
+        *(("condition", each) for each in promise["conditions"]),
+        *(("assumption", each) for each in promise["assumptions"]),
+    ]
+    return [Finding("condition", subject, text) for subject, text in told]

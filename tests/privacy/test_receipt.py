@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import random
@@ -181,7 +182,9 @@ def test_what_is_said_of_an_intact_receipt(tmp_path: Path) -> None:
     loaded = Receipt.load(file)
     assert loaded == RECEIPT and pickle.loads(pickle.dumps(loaded)) == RECEIPT
     verification = loaded.verify(WEIGHTS)
-    assert verification.passes and "Nothing contradicts." in str(verification)
+    assert verification.passes and str(verification).endswith(
+        "No contradiction found; not signed, so this is the sender's word."
+    )
     outcomes = {f.subject: f.outcome for f in verification.findings}
     assert outcomes["artifact"] == outcomes["training"] == outcomes["mechanism"] == "agrees"
     assert outcomes["signature"] == "not recomputed"
@@ -193,9 +196,12 @@ def test_what_is_said_of_an_intact_receipt(tmp_path: Path) -> None:
 def test_another_version_of_the_package_may_word_it_differently() -> None:
     document = RECEIPT.document
     document["software"]["botorch_dp"] = "9.9"
-    document["promise"]["statement"] = "Other words."
-    findings = with_new_digest(document).verify().findings
-    assert {f.outcome for f in findings if f.subject == "statement"} == {"not recomputed"}
+    said = "In other words: " + document["promise"]["statement"]
+    document["promise"]["statement"] = said
+    verification = with_new_digest(document).verify()
+    (line,) = (f for f in verification.findings if f.subject == "statement")
+    assert verification.passes and line.outcome == "condition"
+    assert line.text == f"in the words of another version: {said}"
 
 
 # --- In sentences. ---
@@ -221,7 +227,7 @@ def test_a_paragraph_says_all_of_it(name: str, relation: Any) -> None:
     (guess,) = re.findall(r"a probability of at most ([\d.]+)%", said)
     assert 50 <= float(guess) <= 100
     assert float(guess) == pytest.approx(50 * (1 + promise.delta(0.0)), rel=0.01)
-    (caught,) = re.findall(r"at most ([\d.]+) of 100", said)
+    (caught,) = re.findall(r"at most ([\d.]+)% of the time", said)
     assert float(caught) == pytest.approx(100 * (1 - promise.tradeoff(0.05)), rel=0.01)
 
 
@@ -253,7 +259,12 @@ def both(*alterations: Alteration) -> Alteration:
     return lambda document: [alter(document) for alter in alterations]
 
 
+def in_other_words(statement: str) -> Alteration:
+    return both(put("9.9", "software", "botorch_dp"), put(statement, "promise", "statement"))
+
+
 LOSS, EVENT = ("mechanism", "losses", 0), ("mechanism", "event")
+STATEMENT = RECEIPT.document["promise"]["statement"]
 #: What is altered, how, and what must be found; the digest is made anew.
 ALTERED: dict[str, tuple[Alteration, str]] = {
     "noise in the event": (put(5.0, *EVENT, "event", "event", "noise_multiplier"), "event"),
@@ -311,7 +322,130 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
     "relation of the ledger": (put("BOUNDED_ROW", "ledger", "relation"), "ledger"),
     "audit": (put(30.0, "audit", "lower_bound"), "audit"),
     "proof": (put("checked by an authority", "accounting", "proof"), "proof"),
+    "accountant": (put("an authority", "accounting", "accountant"), "accountant"),
+    "no epsilon": (put(0.0, "promise", "epsilon"), "epsilon"),
+    "a negative epsilon": (put(-1.0, "promise", "epsilon"), "epsilon"),
+    "proven, with nothing assumed": (
+        both(
+            put([], "promise", "assumptions"),
+            put("proven", "promise", "status"),
+            lambda d: d["promise"].update(statement=STATEMENT.split(" It also rests on")[0]),
+        ),
+        "status",
+    ),
+    "perfect in the words of another version": (
+        in_other_words("Perfect privacy for every person, epsilon = 0.001, on no condition."),
+        "statement",
+    ),
+    "another epsilon in the words of another version": (
+        in_other_words(STATEMENT.replace("epsilon = 0.8219", "epsilon = 0.1")),
+        "statement",
+    ),
+    "no delta in the words of another version": (
+        in_other_words(STATEMENT.replace("1e-05", "almost no chance")),
+        "statement",
+    ),
+    "a condition less in the words of another version": (
+        in_other_words(STATEMENT.replace("n is public", "all is well")),
+        "statement",
+    ),
+    "an assumption less in the words of another version": (
+        in_other_words(STATEMENT.replace("a prior", "nothing")),
+        "statement",
+    ),
+    "neighbours in the words of another version": (
+        both(in_other_words(STATEMENT), put("all data", "promise", "neighbours")),
+        "neighbours",
+    ),
+    "a budget below the promise": (
+        both(put(0.5, "ledger", "epsilon"), put(0.5, "ledger", "charge", "epsilon")),
+        "ledger",
+    ),
+    "a budget at a smaller delta": (
+        both(put(1e-12, "ledger", "delta"), put(1e-12, "ledger", "charge", "delta")),
+        "ledger",
+    ),
+    "a small budget and no line": (
+        both(put(0.5, "ledger", "epsilon"), put(None, "ledger", "charge")),
+        "ledger",
+    ),
+    "a budget of nothing": (put(0, "ledger", "epsilon"), "ledger"),
+    "a charge of nothing": (
+        lambda d: d["ledger"]["charge"].update(epsilon=0.0, delta=0.0, mu=0.0),
+        "ledger",
+    ),
+    "a charge of next to nothing": (
+        lambda d: d["ledger"]["charge"].update(epsilon=1e-9, delta=0.0, mu=1e-9),
+        "ledger",
+    ),
+    "a charge at a smaller delta": (put(1e-9, "ledger", "charge", "delta"), "ledger"),
+    "a charge at delta 1": (put(1.0, "ledger", "charge", "delta"), "ledger"),
+    "a charge that is to come": (put("2999-01-01", "ledger", "charge", "date"), "date"),
+    "a charge of no day": (put("", "ledger", "charge", "date"), "date"),
+    "a day that is to come": (put("2999-01-01", "released", "date"), "date"),
+    "a word for a day": (put("yesterday", "released", "date"), "date"),
+    "no day of the calendar": (put("2026-02-30", "released", "date"), "date"),
+    "an audit at a smaller delta": (
+        both(put(1000.0, "audit", "lower_bound"), put(0.99e-5, "audit", "delta")),
+        "audit",
+    ),
+    "an audit without draws": (put(0, "audit", "samples"), "audit"),
+    "an audit at no delta": (put(-1.0, "audit", "delta"), "audit"),
+    "an audit that is more than certain": (put(1.5, "audit", "confidence"), "audit"),
+    "a kind of its own": (put("certified product", "released", "kind"), "artifact"),
 }
+
+
+def everywhere(old: str, new: str) -> Alteration:
+    return lambda document: document.update(json.loads(json.dumps(document).replace(old, new)))
+
+
+#: What follows from nothing: it is shown as the sender's word. What is altered, and the line.
+SHOWN: dict[str, tuple[Alteration, str]] = {
+    "a person": (
+        everywhere("one patient", "one person with all records"),
+        "who is protected: one person with all records, as the sender words it",
+    ),
+    "a hospital": (
+        everywhere("one patient", "all patients of one hospital"),
+        "who is protected: all patients of one hospital, as the sender words it",
+    ),
+    "name of the mechanism": (
+        everywhere("a mechanism", "perfectly anonymous training"),
+        "name: perfectly anonymous training, as the sender words it",
+    ),
+    "a condition everywhere": (
+        everywhere("a patient has one record", "the moon is round"),
+        "condition: the moon is round",
+    ),
+    "origin": (
+        lambda d: d["settings"].update(origin="public copy", note="approved"),
+        "settings: as the sender says, the settings were tuned on public records (approved)",
+    ),
+    "noise": (put(100.0, "released", "noise_scale"), "noise: of scale 100, as the sender says"),
+    "an earlier day": (
+        both(put("2020-01-01", "released", "date"), put("2020-01-01", "ledger", "charge", "date")),
+        "date: written on 2020-01-01, as the sender says",
+    ),
+    "facts of the training": (
+        put("approved by an authority", "training", "optimizer"),
+        "training: optimizer: approved by an authority, as the sender says",
+    ),
+    "a proof of another version": (
+        both(put("9.9", "software", "botorch_dp"), put("QED", "accounting", "proof")),
+        "proof: in the words of another version: QED",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_nobody_can_derive_is_shown_as_the_senders_word(name: str) -> None:
+    alter, line = SHOWN[name]
+    document = RECEIPT.document
+    alter(document)
+    verification = with_new_digest(document).verify(WEIGHTS)
+    assert f"       condition  {line}" in str(verification).splitlines()
+    assert verification.passes and str(verification).endswith("so this is the sender's word.")
 
 
 @pytest.mark.parametrize("name", ALTERED)
@@ -342,8 +476,6 @@ def test_another_law_of_the_trials_is_refused(name: str, value: float) -> None:
 def test_the_epsilon_of_a_selection_with_something_else_is_compared() -> None:
     document = Receipt.of(guarantee(selected(), GaussianLoss(0.5), quoted_delta=1e-4)).document
     document["promise"]["epsilon"] = 0.001
-    document["promise"]["statement"] = "Nearly perfect."
-    document["software"]["botorch_dp"] = "9.9"
     assert {f.subject for f in with_new_digest(document).verify().contradictions} == {"epsilon"}
 
 
@@ -554,7 +686,8 @@ def test_whatever_stands_in_a_receipt_is_read_or_refused(seed: int, value: Any) 
     except ValueError:
         return
     for check in (module._check_derived, module._check_ledger, module._check_audit):
-        check(receipt.document)
+        check(receipt.document, receipt.guarantee)
+    module._check_dates(receipt.document), module._words(receipt.document)
 
 
 @pytest.mark.slow
