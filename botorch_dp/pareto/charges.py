@@ -70,6 +70,8 @@ class ChargedProblem(PrivacyUtilityProblem):
     def __init__(self, problem: PrivacyUtilityProblem, ledger: PrivacyLedger) -> None:
         vars(self).update(vars(problem))
         self.ledger = ledger
+        #: Trainings that were charged here.
+        self.charges = 0
         #: A ledger that adds up epsilons and deltas only is told both of a training by DP-SGD.
         self._adds_up = (
             not ledger.budget.renyi
@@ -84,6 +86,7 @@ class ChargedProblem(PrivacyUtilityProblem):
             BudgetExhausted: The budget cannot bear them. Nothing was charged.
         """
         self.ledger.charge(self.price(config, trainings), label=label)
+        self.charges += trainings
 
     def check_executor(self, executor: Executor) -> None:
         """Refuse an executor that may begin a training twice, which would be charged once."""

@@ -156,8 +156,9 @@ class DPareto:
     ) -> ParetoFront:
         """Propose and train until the study has so many trials.
 
-        Ctrl-C ends it cleanly: what has finished is kept and its front returned (with a warning);
-        call ``run`` again to go on. A trial whose training raises has failed, and what it raised is
+        Ctrl-C keeps what has finished, and the same call goes on. A study with a ``storage`` raises
+        ``KeyboardInterrupt``, whose note says so; one in memory returns the front of what has
+        finished, with a warning. A trial whose training raises has failed, and what it raised is
         kept as ``trial.failure``.
 
         Args:
@@ -173,6 +174,7 @@ class DPareto:
             StudyError: Nothing has finished, and the first trials have failed or the budget cannot
                 bear one.
             BrokenExecutor: The executor died. Its trials wait for the next call of ``run``.
+            KeyboardInterrupt: After Ctrl-C, with a ``storage`` or if nothing has finished.
         """
         check_integer("trials", trials)
         check_integer("batch_size", batch_size)
@@ -182,7 +184,7 @@ class DPareto:
                 f"`trials` = {trials} is more than the grid's {most:g} points; raise `grid_levels`."
             )
         self._file.check_held()
-        exhausted = interrupted = False
+        exhausted, interrupted = False, ""
         with (
             Trainings(self._charged or self.problem, self._file, executor) as trainings,
             ProgressBar(total=trials, disable=not progress, unit="trial") as bar,
@@ -208,10 +210,11 @@ class DPareto:
                         trainings.wait()
                     else:
                         break
-            except KeyboardInterrupt:
-                if not self._file.count("complete"):
+            except KeyboardInterrupt as error:
+                interrupted = self._interrupted(trials)
+                if self._file.path != MEMORY or not self._file.count("complete"):
+                    error.add_note(interrupted)
                     raise
-                interrupted = True
         self._warn_of_what_is_missing(trials, exhausted, interrupted)
         return self.front()
 
@@ -242,15 +245,22 @@ class DPareto:
         }
         return {r: int(stream.generate_state(1)[0]) >> 1 for r, stream in streams.items()}
 
-    def _warn_of_what_is_missing(self, wanted: int, exhausted: bool, interrupted: bool) -> None:
+    def _interrupted(self, wanted: int) -> str:
+        """What an interruption leaves behind."""
+        ended = len(self._file) - self._file.count("pending")
+        where = "" if self._file.path == MEMORY else f" from {self._file.path}"
+        said = f"A study was interrupted after {ended} of {wanted} trials; the same call goes on"
+        if self._charged is None:
+            return f"{said}{where}."
+        return (
+            f"{said}{where}. {self._charged.charges} trainings were charged to the ledger since "
+            "the study was opened; those that were cut off are charged again when they are trained."
+        )
+
+    def _warn_of_what_is_missing(self, wanted: int, exhausted: bool, interrupted: str) -> None:
         """Say what a front is without; an error if the budget was too small for a single trial."""
         if interrupted:
-            ended = len(self._file) - self._file.count("pending")
-            warnings.warn(
-                f"Interrupted after {ended} of {wanted} trials. This is their front; "
-                "run it again to go on.",
-                stacklevel=3,
-            )
+            warnings.warn(f"{interrupted} This is the front so far.", stacklevel=3)
         elif exhausted and not self._file.count("complete"):
             raise StudyError(
                 "The budget cannot bear a single trial of what would be proposed: raise it, or "

@@ -248,6 +248,25 @@ def test_a_config_whose_promise_fails_spoils_no_other() -> None:
     assert [charged.affords(config, 1) for config in configs] == [False, True, False, True]
 
 
+def test_an_interruption_says_what_was_charged(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Interrupts(Trains):
+        def __call__(self, config: Config, seed: int) -> float:
+            if len(tried.trials) == 3:
+                raise KeyboardInterrupt
+            return super().__call__(config, seed)
+
+    with (
+        study(Interrupts(), storage=tmp_path / "s") as tried,
+        pytest.raises(KeyboardInterrupt) as caught,
+    ):
+        tried.run(5)
+    assert " 3 trainings were charged to the ledger" in caught.value.__notes__[0]
+    with study(storage=tmp_path / "s") as again:
+        again.run(5)
+        assert again.ledger is not None and len(again.ledger.entries()) == 6
+
+
 class TestForms:
     """The filter follows from the kinds of losses."""
 

@@ -210,7 +210,7 @@ class TestInterruption:
         tried = study(interrupts)
         fifth = tried._seeds(5, 0, 1)[0]
         pool = ThreadPoolExecutor(threads) if threads else None
-        with pytest.warns(UserWarning, match=r"Interrupted after \d of 9"):
+        with pytest.warns(UserWarning, match=r"interrupted after \d of 9"):
             front = tried.run(9, batch_size=max(threads, 1), executor=pool)
         assert 3 <= len(front.trials) < 9
         assert all(trial.state in ("complete", "pending") for trial in tried.trials)
@@ -223,6 +223,24 @@ class TestInterruption:
 
         with pytest.raises(KeyboardInterrupt):
             study(interrupts).run(4)
+
+    def test_a_stored_study_says_that_the_same_call_goes_on(self, tmp_path: Path) -> None:
+        """In a script of its own, which would otherwise go on with half a front."""
+
+        def interrupts(config: Config, seed: int) -> float:
+            if seed == third:
+                raise KeyboardInterrupt
+            return toy.utility(config, seed)
+
+        third = study()._seeds(3, 0, 1)[0]
+        path = tmp_path / "study.sqlite"
+        with study(interrupts, storage=path) as tried, pytest.raises(KeyboardInterrupt) as caught:
+            tried.run(5)
+        note = "A study was interrupted after 3 of 5 trials; the same call goes on from "
+        assert caught.value.__notes__ == [f"{note}{path}."]
+        with study(storage=path) as again:
+            assert [trial.state for trial in again.trials] == ["complete"] * 3 + ["pending"]
+            assert again.run(5).all_points.equal(study().run(5).all_points)
 
 
 @pytest.mark.parametrize(("make", "expected"), [(ThreadPoolExecutor, 2), (ProcessPoolExecutor, 1)])
