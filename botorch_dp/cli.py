@@ -60,6 +60,9 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("receipt", type=Path, help="a JSON file")
     verify.add_argument("--artifact", type=Path, help="what was released: .pt, .json, .npy, any")
     verify.add_argument("--public-key", type=Path, help="PEM of whoever must have signed it")
+    verify.add_argument(
+        "--registry", action="store_true", help="print its entry for the registry of deployments"
+    )
     verify.set_defaults(run=_verify)
 
     sign = commands.add_parser("sign", help="sign a receipt with an Ed25519 key of your own")
@@ -160,7 +163,10 @@ def _verify(options: argparse.Namespace) -> int:
 
     receipt = Receipt.load(options.receipt)
     verification = receipt.verify(options.artifact, public_key=options.public_key)
-    print(receipt, verification, sep="\n\n")
+    if options.registry and verification.passes:
+        print(json.dumps(receipt.registry(), indent=1))
+    else:
+        print(receipt, verification, sep="\n\n")
     return 0 if verification.passes else 1
 
 

@@ -135,6 +135,15 @@ class TestReceipts:
         assert code == 0
         assert "agrees  artifact" in out and "agrees  epsilon" in out
 
+    def test_an_entry_for_the_registry_of_deployments(self, capsys) -> None:
+        code, out, _ = call(capsys, "verify", "receipt.json", "--registry")
+        entry = json.loads(out)
+        assert code == 0 and entry["basic"]["data_product_type"] == "number"
+        assert entry["dp_variant"]["variant_name"] == "Pure DP"
+        assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": 1.0, "delta": 0.0}
+        assert "Laplace mechanism" in entry["implementation"]["mechanisms"]
+        assert "not covered by epsilon" in str(entry["implementation"])
+
     def test_something_contradicts(self, capsys) -> None:
         document = json.loads(Path("receipt.json").read_text())
         document["promise"]["epsilon"] = 0.5

@@ -34,6 +34,7 @@ from typing import Any, Literal
 from botorch_dp._checks import check_choice, check_path, needs_extra, printable
 from botorch_dp._files import atomic_write
 from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy._gaussian import gaussian_mu, pure_dp_mu
 from botorch_dp.privacy.accounting import DPSGD
 from botorch_dp.privacy.audit import AuditReport
 from botorch_dp.privacy.budget import Compartments, PrivacyBudget, stated_cost
@@ -388,6 +389,47 @@ class Receipt:
             findings += check(document, guarantee)
         return Verification((*findings, *_check_dates(document), *_words(document)))
 
+    def registry(self) -> dict[str, Any]:
+        """An entry for the `registry of deployments
+        <https://registry.opendp.org/deployments-registry>`_, JSON-ready; what is empty, no receipt
+        knows.
+        """
+        document, guarantee = self.document, self.guarantee
+        promise, mechanism = document["promise"], document["mechanism"]
+        parameters = {"epsilon": self.epsilon, "delta": self.delta, "mu": guarantee.mu}
+        accountant, ledger = document["accounting"]["accountant"], document["ledger"]
+        budget = ledger and f"; all releases: epsilon {ledger['epsilon']}, delta {ledger['delta']}"
+        return {
+            "basic": {
+                **dict.fromkeys(("name", "intended_use", "description"), ""),
+                "data_curators": [],
+                "data_product_type": document["released"]["kind"],
+                **dict.fromkeys(("data_product_region", "data_product_sector"), ""),
+                "publication_date": document["released"]["date"],
+            },
+            "dp_variant": {
+                "variant_name": "Approximate DP" if self.delta else "Pure DP",
+                "data_domain": "",
+                "unprotected_quantities": "; ".join(guarantee.conditions),
+            },
+            "privacy_loss": {
+                "privacy_unit": promise["protects"],
+                "privacy_unit_details": f"{promise['relation']}: {promise['neighbours']}",
+                "privacy_parameters": {k: v for k, v in parameters.items() if v is not None},
+                "privacy_parameters_details": promise["statement"],
+            },
+            "deployment_model": {"model_name": "Central", "actors": "", "release_type": ""},
+            "accounting": {
+                "post_processing": "",
+                "composition": f"{accountant}{budget or ''}",
+            },
+            "implementation": {
+                "preprocessing_and_hyperparameter_tuning": _ORIGINS[document["settings"]["origin"]],
+                "mechanisms": f"{mechanism['name']}: {json.dumps(mechanism['event'])}",
+                "justification": document["accounting"]["proof"],
+            },
+        }
+
     def __str__(self) -> str:
         document = self.document
         released = document["released"]
@@ -710,12 +752,23 @@ def _check_epsilon(document: Mapping[str, Any], guarantee: Guarantee) -> list[Fi
         text = "there are more steps than are recomputed here"
         findings.append(Finding("not recomputed", "epsilon", text))
     losses = dict.fromkeys(guarantee.losses)
+    if findings and 0 < claim < 1e9:
+        findings.append(Finding("agrees", "mu", _in_mu(guarantee, claim, delta)))
     selections = [each for each in losses if isinstance(each, SelectionLoss)]
     findings += [_check_selection(loss) for loss in selections[:MOST_PARTS]]
     if len(losses) <= MOST_PARTS and claim < guarantee.quoted[0] * (1 - TOLERANCE):
         text = f"{claim:.6g} is stated, and this package has {guarantee.quoted[0]:.6g}"
         findings.append(Finding("contradicts", "epsilon", text))
     return findings
+
+
+def _in_mu(guarantee: Guarantee, epsilon: float, delta: float) -> str:
+    if guarantee.mu is not None:
+        return f"{rounded_up(guarantee.mu)}-Gaussian differential privacy is promised"
+    if delta == 0:
+        return f"{rounded_up(pure_dp_mu(epsilon))}-Gaussian differential privacy follows"
+    mu = rounded_up(gaussian_mu(epsilon, delta))
+    return f"a Gaussian mechanism with this epsilon at this delta has mu = {mu}"
 
 
 def _compared(result: Recomputed, claim: float, delta: float) -> Finding:

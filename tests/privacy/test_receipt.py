@@ -170,6 +170,19 @@ def test_fixed_batches_have_an_upper_bound_in_other_units() -> None:
     assert upper.epsilon == pytest.approx(2.751, abs=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ((GaussianLoss(0.3), GaussianLoss(0.4)), "0.5-Gaussian differential privacy is promised"),
+        ((PureLoss(0.3),), "0.3754-Gaussian differential privacy follows"),
+        ((ApproximateLoss(1.0, 1e-5),), "this epsilon at this delta has mu = 0.2681"),
+    ],
+)
+def test_mu_is_said_too(losses: tuple[PrivacyLoss, ...], words: str) -> None:
+    (line,) = (f for f in Receipt.of(guarantee(*losses)).verify().findings if f.subject == "mu")
+    assert line.text.endswith(words)
+
+
 def test_a_selection_says_which_price_confirms_it() -> None:
     lines = str(Receipt.of(guarantee(selected())).verify())
     assert "an upper bound, which cannot confirm a smaller one" in lines
