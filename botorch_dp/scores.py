@@ -124,10 +124,16 @@ def as_numbers(values: object) -> Numbers:
         )
 
 
+#: How booleans are written where one odd cell makes texts of a column.
+_BOOLEANS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0, "TRUE": 1.0, "FALSE": 0.0}
+
+
 def _number(value: Any) -> float:
     try:
         if isinstance(value, np.ndarray):
             return math.nan
+        if isinstance(value, str):
+            value = _BOOLEANS.get(value, value)
         # One complex number makes a whole array complex.
         is_real = not isinstance(value, complex | np.complexfloating) or value.imag == 0
         return float(getattr(value, "real", value)) if is_real else math.nan
@@ -404,10 +410,15 @@ def per_record_scores(
     A record that cannot be scored, for a missing feature or a category nobody has seen, scores NaN,
     which counts as the worse bound; a public record takes its place in the prediction. Nothing that
     one record says raises, warns, or changes how the others are read: each column of a data frame
-    is converted to the type that it has in the training records, which is public. An array's type
-    counts as public, and must be of the training records' kind. All records are predicted in one
-    call, of one shape. Where it raises, halves of the records are tried, and halves of these, to
-    find those that fail; such a call takes longer.
+    is converted to the type that it has in the training records, which is public. So a column of
+    texts (``object`` or ``str``, as ``read_csv`` makes of numbers with one odd cell) is read cell
+    by cell as the numbers or dates that ``train`` has there, and an odd cell counts as missing
+    (among booleans, as False).
+    All other differences of types are refused by the type, which counts as public, and so are
+    labels of another kind; a list of labels has no type, and its odd labels count as wrong.
+
+    All records are predicted in one call, of one shape. Where it raises, halves of the records are
+    tried, and halves of these, to find those that fail; such a call takes longer.
 
     Example:
         >>> space = SearchSpace(C=Real(1e-2, 1e3, log=True), gamma=Real(1e-4, 1.0, log=True))
@@ -786,6 +797,10 @@ def _checked_names(what: str, values: NDArray[Any]) -> NDArray[Any]:
 
 def _labels_like(classes: NDArray[Any], y: Any) -> NDArray[Any]:
     """The records' labels as numbers or as texts, and a public one in the end."""
+    dtype = getattr(y, "dtype", None)
+    dtype = getattr(getattr(dtype, "categories", None), "dtype", dtype)
+    if _is_numeric(classes) and str(dtype).lstrip("<>|=").startswith(("U", "S", "str")):
+        raise TypeError("The labels of `validation` are texts, but those of `train` are numbers.")
     labels: NDArray[Any] = np.asarray(y) if hasattr(y, "dtype") else column(y)
     if labels.shape == (len(labels), 1):
         labels = labels[:, 0]
@@ -801,6 +816,9 @@ def _labels_like(classes: NDArray[Any], y: Any) -> NDArray[Any]:
     return np.append(labels, labels.dtype.type(first))
 
 
+_WIDTHS = "The records of `validation` have {} columns, but those of `train` have {}."
+
+
 def _like_training(train: Any, X: Any) -> Any:
     """Records in the form of the training records, which is public, and one of these below."""
     if hasattr(train, "columns") and hasattr(X, "columns"):
@@ -809,6 +827,8 @@ def _like_training(train: Any, X: Any) -> Any:
     if hasattr(X, "tocsr"):
         from scipy import sparse
 
+        if X.shape[1] != first.shape[1]:
+            raise ValueError(_WIDTHS.format(X.shape[1], first.shape[1]))
         return sparse.vstack((X, sparse.csr_matrix(first)), format="csr", dtype=X.dtype)
     if isinstance(X, list | tuple) and isinstance(train, list | tuple):
         first, X = column(first), column(X)
@@ -823,6 +843,8 @@ def _like_training(train: Any, X: Any) -> Any:
             "The records of `validation` must be of the kind that those of `train` are (data "
             f"frames, arrays of numbers, lists of texts), got {shown[0]} and {shown[1]}."
         )
+    if X.shape[1:] != first.shape[1:]:
+        raise ValueError(_WIDTHS.format(X.shape[1], first.shape[1]))
     if _is_numeric(X):
         return np.concatenate((X, first.astype(X.dtype)))
     return np.concatenate((X.astype(object), first.astype(object)))
@@ -836,27 +858,57 @@ def _frame_like(train: Any, X: Any) -> Any:
     missing = [label for label in train.columns if label not in X.columns]
     if missing:
         raise ValueError(f"`validation` lacks the columns {missing} of `train`.")
+    wrong = [
+        f"{label!r} ({X[label].dtype}, and {public.dtype} in `train`)"
+        for label, public in train.items()
+        if not _converts(X[label].dtype, public.dtype)
+    ]
+    if wrong:
+        raise TypeError(
+            f"Columns of `validation` hold something else than in `train`: {', '.join(wrong)}. "
+            "Convert them with `astype` to the dtype that they have in `train`."
+        )
     columns: dict[Any, Any] = {}
     for label, public in train.items():
-        cells, dtype = X[label], public.dtype
-        is_category = isinstance(dtype, pd.CategoricalDtype)
-        if is_category:
+        cells, dtype, kind = X[label], public.dtype, _kind_of(public.dtype)
+        if kind == "categories":
             _checked_names(f"The categories of {label!r}", dtype.categories.to_numpy())
-        if not is_category and pd.api.types.is_numeric_dtype(dtype):
-            dtype = np.dtype(np.float64)
+        elif kind == "numbers":
             cells = pd.Series(as_numbers(cells.to_numpy()))
-        elif pd.api.types.is_datetime64_any_dtype(dtype):
+            if dtype.kind == "b" and isinstance(dtype, np.dtype):
+                cells = cells == 1  # which has no missing value
+            dtype = cells.dtype
+        elif kind == "dates":
             # In one format: otherwise the first text would decide how all others are read.
             cells = pd.to_datetime(cells, format="ISO8601", errors="coerce", utc=True)
             cells = cells if isinstance(dtype, pd.DatetimeTZDtype) else cells.dt.tz_localize(None)
-        elif is_category and not isinstance(cells.dtype, pd.CategoricalDtype):
-            raise TypeError(
-                f"The column {label!r} is categorical in `train` and {cells.dtype} in "
-                "`validation`: convert it with `astype` to the dtype that it has in `train`."
-            )
+        elif kind == "durations":
+            cells = pd.to_timedelta(cells, errors="coerce")
         first = public.iloc[:1].astype(dtype)
         columns[label] = pd.concat((cells.astype(dtype), first), ignore_index=True)
     return pd.DataFrame(columns)
+
+
+def _kind_of(dtype: Any) -> str:
+    """What a column of a data frame holds, by its type."""
+    import pandas as pd
+
+    kinds = {"M": "dates", "m": "durations", "O": "texts"}
+    if isinstance(dtype, pd.CategoricalDtype):
+        return "categories"
+    if isinstance(dtype, pd.StringDtype):
+        return "texts"
+    if isinstance(dtype, pd.PeriodDtype | pd.IntervalDtype):
+        return str(dtype)
+    return "numbers" if pd.api.types.is_numeric_dtype(dtype) else kinds.get(dtype.kind, str(dtype))
+
+
+def _converts(dtype: Any, public: Any) -> bool:
+    """Whether a column can be read cell by cell as one of another type: texts can, as most."""
+    kinds = _kind_of(dtype), _kind_of(public)
+    return kinds[0] == kinds[1] or (
+        kinds[0] == "texts" and kinds[1] in ("numbers", "dates", "durations")
+    )
 
 
 def check_per_record(

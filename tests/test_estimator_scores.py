@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 
@@ -15,7 +16,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassif
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.gaussian_process import GaussianProcessClassifier
-from sklearn.impute import IterativeImputer, KNNImputer
+from sklearn.impute import IterativeImputer, KNNImputer, SimpleImputer
 from sklearn.linear_model import BayesianRidge, LogisticRegression, Ridge
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
@@ -180,24 +181,47 @@ def month(frame):
     """What a date, and a text, are to a pipeline that goes by the types of columns."""
     when, text = frame["when"], frame.select_dtypes(exclude=["number", "datetime", "category"])
     is_date = pd.api.types.is_datetime64_any_dtype(when)
-    return np.c_[when.dt.month if is_date else 0 * frame["x"], (text == "no").to_numpy().sum(1)]
+    numbers = frame.select_dtypes("number").to_numpy(dtype=float)
+    months = when.dt.month if is_date else 0 * frame["x"]
+    return np.c_[months, (text == "no").to_numpy().sum(1), frame["flag"].astype(float), numbers]
 
 
+def of_a_csv(frame):
+    """The frame after a round trip, with dates as dates where all of them are."""
+    return pd.read_csv(io.StringIO(frame.to_csv(index=False)), parse_dates=["when"])
+
+
+@pytest.mark.parametrize("read", [lambda frame: frame, of_a_csv], ids=["object", "csv"])
 @pytest.mark.parametrize(
     ("column", "odd"),
-    [("when", "unknown"), ("when", 3.5), ("text", 3), ("text", None), ("x", "unknown")],
+    [
+        ("when", "unknown"),
+        ("when", 3.5),
+        ("when", pd.Timestamp("2024-03-01", tz="Asia/Tokyo")),
+        ("text", 3),
+        ("text", None),
+        ("x", "unknown"),
+        ("x", "12 kg"),
+        ("flag", "perhaps"),
+        ("id", None),
+        ("id", 10**30),
+    ],
 )
-def test_an_odd_cell_changes_no_column_for_the_others(column, odd):
+def test_an_odd_cell_changes_no_column_for_the_others(column, odd, read):
     when = pd.Timestamp("2024-01-01") + pd.to_timedelta(RNG.integers(0, 365, 80), "D")
     labels = (when.month > 6).astype(int)
-    data = pd.DataFrame({"when": when, "text": np.where(labels, "no", "yes"), "x": np.ones(80)})
+    text = np.where(labels, "no", "yes")
+    data = pd.DataFrame({"when": when, "text": text, "x": RNG.normal(size=80)})
+    data = data.assign(flag=labels == 1, id=np.arange(80) + 2**40)
     train, validation = (data[:40], labels[:40]), data[40:].reset_index(drop=True)
     other = validation.astype({column: object})
     other.loc[7, column] = odd
-    pipeline = make_pipeline(FunctionTransformer(month), LogisticRegression())
+    pipeline = make_pipeline(
+        FunctionTransformer(month), SimpleImputer(), StandardScaler(), LogisticRegression()
+    )
     space = SearchSpace(logisticregression__C=Real(0.1, 10.0))
     rows = [
-        per_record_scores(pipeline, space, train, (each, labels[40:]), "brier")(
+        per_record_scores(pipeline, space, train, (read(each), labels[40:]), "brier")(
             [{"logisticregression__C": 1.0}]
         )[0]
         for each in (validation, other)
@@ -206,17 +230,43 @@ def test_an_odd_cell_changes_no_column_for_the_others(column, odd):
     assert torch.equal(rows[0][kept], rows[1][kept]) and rows[0].max() < 0.2
 
 
+def test_one_unseen_category_takes_no_noticeable_time():
+    class Counting(LogisticRegression):
+        rows = 0
+
+        def predict(self, X):
+            Counting.rows += X.shape[0]
+            return super().predict(X)
+
+    train = pd.DataFrame({"a": ["u", "v"] * 20}), [0, 1] * 20
+    many = pd.DataFrame({"a": ["u", "v"] * 2500})
+    many.loc[77, "a"] = "w"
+    pipeline = make_pipeline(OneHotEncoder(), Counting())
+    space = SearchSpace(counting__C=Real(0.1, 10.0))
+    scores = per_record_scores(pipeline, space, train, (many, [0, 1] * 2500))
+    Counting.rows = 0
+    (row,) = scores([{"counting__C": 1.0}])
+    assert row.isnan().nonzero().tolist() == [[77]] and row.nansum() == 0
+    assert Counting.rows < 3 * 5000
+
+
 def test_columns_have_the_types_of_public_ones_or_are_refused():
     frame = pd.DataFrame({"a": pd.Categorical(["u", "v"] * 10), "b": range(20)})
     labels = [0, 1] * 10
     space = SearchSpace(max_depth=Integer(1, 2))
     estimator = HistGradientBoostingClassifier(categorical_features="from_dtype", max_iter=2)
+    dates = pd.Series(pd.Timestamp("2024-01-01"), index=range(20))
     for wrong, words in (
-        (frame.astype({"a": str}), "categorical in `train`"),
+        (frame.astype({"a": str}), r"'a' \(str, and category in `train`\)"),
         (frame[["a"]], "lacks the columns"),
+        (frame.assign(b=dates), r"'b' \(datetime64.*, and int64 in `train`\)"),
+        (frame.assign(b=dates, a=1), "'a' .*, 'b' .*"),
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             per_record_scores(estimator, space, (frame, labels), (wrong, labels[:]))
+    for public in (frame.assign(b=dates), frame.assign(b="text")):
+        with pytest.raises(TypeError, match=r"'b' \(int64, and "):
+            per_record_scores(estimator, space, (public, labels), (frame, labels[:]))
     ids = frame.assign(a=pd.Categorical([10**16, 10**16 + 1] * 10))
     with pytest.raises(ValueError, match="write larger ones as texts"):
         per_record_scores(estimator, space, (ids, labels), (ids.copy(deep=True), labels[:]))
@@ -250,6 +300,10 @@ def test_what_is_wrong_with_the_estimator_is_shown():
         ({"loss": None}, ValueError, "one of"),
         ({"train": (X, np.where(Y, "y", "n"))}, TypeError, "are numbers"),
         ({"train": (X, np.where(Y, "y", "n")), "loss": "squared"}, TypeError, "needs numbers"),
+        ({"validation": (X, np.where(Y, "alive", "dead"))}, TypeError, "are texts"),
+        ({"validation": (X, pd.Series(np.where(Y, "alive", "dead")))}, TypeError, "are texts"),
+        ({"validation": (X, pd.Categorical(np.where(Y, "a", "d")))}, TypeError, "are texts"),
+        ({"validation": (X[:, :2], Y)}, ValueError, "have 2 columns, but those of `train` have 3"),
         ({"validation": (X, np.eye(60))}, ValueError, "one label"),
         ({"validation": (X.astype(object), Y)}, TypeError, "of the kind"),
         ({"validation": (X.tolist(), Y)}, TypeError, "of the kind"),
