@@ -335,6 +335,7 @@ def of_neighbours(change: bool) -> tuple[Any, dict[str, Any]]:
     with torch.no_grad():
         for parameter in trained.model.parameters():
             parameter.fill_(0.25)
+    trained = replace(trained, digest=None)
     return trained, trained.receipt().document
 
 

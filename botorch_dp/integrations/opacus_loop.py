@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Release
+from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.training.contributions import Gradients, add_clipped
 from botorch_dp.training.engines import trainable
 from botorch_dp.training.opacus_engine import rows_of
@@ -174,7 +175,7 @@ class Loop:
         if self._checked != self.taken:
             self.setup.check(own, precise=True)
             self._checked = self.taken
-        return Release(own, plan.guarantee, plan.noise_std)
+        return Release(own, plan.guarantee, plan.noise_std, digest_if_any(own))
 
     def trained(self) -> nn.Module:
         """The model as it was given, with the weights of the last step, in evaluation mode."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from botorch_dp._checks import check_choice, needs_extra
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, Receipt, Release
+from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.ledger import check_payment, release_through
 from botorch_dp.scores import per_record_scores, warn_caller
 from botorch_dp.space import Choice, Integer, Parameter, Real, SearchSpace
@@ -394,7 +395,7 @@ class _PrivateEstimator(BaseEstimator):
             delta=None if ledger is None or ledger.budget.renyi else self.delta,
         )
         self.guarantee_ = plan.guarantee if self.unsafe_seed is None else plan.guarantee.simulated()
-        self.n_iter_, self.plan_ = plan.steps, plan
+        self.n_iter_, self.plan_, self._digest = plan.steps, plan, digest_if_any(self.model_)
 
     def receipt(self, **facts: Any) -> Receipt:
         """A document that a stranger can check, of what was learnt in the last fit.
@@ -403,7 +404,9 @@ class _PrivateEstimator(BaseEstimator):
         """
         check_is_fitted(self)
         training = self.plan_.parameters(self.n_iter_)
-        return Receipt.of(Release(self.model_, self.guarantee_), **{"training": training, **facts})
+        known = {"training": training, "settings": self.plan_.origin}
+        release = Release(self.model_, self.guarantee_, digest=self._digest)
+        return Receipt.of(release, **{**known, **facts})
 
     def _features(self, X: Any, *, reset: bool = False) -> NDArray[np.float64]:
         """Features as doubles. scikit-learn's messages quote values, so the form comes first."""

@@ -47,6 +47,14 @@ def digest_of(value: object) -> str:
     return f"sha256:{hashlib.sha256(text.encode('ascii')).hexdigest()}"
 
 
+def digest_if_any(value: object) -> str | None:
+    """Its digest, or None if it has no canonical form."""
+    try:
+        return digest_of(value)
+    except TypeError:
+        return None
+
+
 def kind_of(value: object) -> str:
     """What a released value is, in one word for a receipt."""
     if isinstance(value, nn.Module):

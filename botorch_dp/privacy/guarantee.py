@@ -812,11 +812,14 @@ class Release(Generic[T_co]):
         value: The released value.
         guarantee: The promise; its status is ``"none"`` when the noise was simulated.
         scale: The public scale of the noise, or None if the mechanism has no single one.
+        digest: Of the value when it was made, if it can be changed since, as models can: a receipt
+            of a changed one is refused.
     """
 
     value: T_co
     guarantee: Guarantee
     scale: float | None = None
+    digest: str | None = None
 
     def receipt(self, **facts: Any) -> Receipt:
         """A document that a stranger can check; see :meth:`Receipt.of` for the ``facts``.

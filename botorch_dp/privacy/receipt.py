@@ -260,6 +260,13 @@ class Receipt:
         """
         if isinstance(released, Release):
             guarantee, scale = released.guarantee, released.scale
+            made = released.digest
+            if made is not None and digest_of(released.value) != made:
+                raise PrivacyError(
+                    f"This {kind_of(released.value)} was changed since it was made, such as by "
+                    "further training or a merge of its layers, and nothing is promised for what "
+                    "it is now. Make the receipt before you change it, or change a copy."
+                )
             artifact = released.value if artifact is None else artifact
         else:
             guarantee, scale = released, None

@@ -23,6 +23,7 @@ from botorch_dp.privacy import (
     gaussian_guarantee,
     gaussian_mechanism,
 )
+from botorch_dp.privacy.digests import digest_of
 from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.privacy.ledger import check_payment, release_through
 from botorch_dp.training.networks import accuracy
@@ -43,12 +44,14 @@ class PerturbedModel:
         guarantee: What holds for ``model``; status ``"none"`` unless trained to be published.
         delta: Where :attr:`epsilon` is quoted.
         test_accuracy: Share of test records classified correctly. Sensitive.
+        digest: Of the model when it was made: a receipt of a changed one is refused.
     """
 
     model: nn.Module
     guarantee: Guarantee
     delta: float
     test_accuracy: float
+    digest: str | None = None
 
     @property
     def accuracy(self) -> float:
@@ -62,7 +65,7 @@ class PerturbedModel:
 
     def receipt(self, **facts: Any) -> Receipt:
         """A document that a stranger can check; see :meth:`Receipt.of` for the ``facts``."""
-        return Receipt.of(Release(self.model, self.guarantee), **facts)
+        return Receipt.of(Release(self.model, self.guarantee, digest=self.digest), **facts)
 
 
 class OutputPerturbedLogisticRegression:
@@ -265,7 +268,7 @@ class OutputPerturbedLogisticRegression:
         model.requires_grad_(False).eval()
         outputs = model(self.scaled(self._data.test_X).to(weights.dtype))
         score = accuracy(outputs, self._data.test_Y)
-        return PerturbedModel(model, guarantee, self.delta, score)
+        return PerturbedModel(model, guarantee, self.delta, score, digest_of(model))
 
 
 def _real(X: Tensor) -> torch.dtype:

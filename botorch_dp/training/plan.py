@@ -136,6 +136,7 @@ class TrainingPlan:
         delta: Where :attr:`epsilon` is evaluated.
         conditions: What else the guarantee rests on, in sentences.
         notes: What else there is to know, and why settings that were left out are what they are.
+        origin: How a receipt says that the settings came about.
 
     Example:
         >>> plan = trainer.plan(  # a DPTrainer of 1,000 records
@@ -158,6 +159,7 @@ class TrainingPlan:
     delta: float = DELTA
     conditions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    origin: Literal["not stated", "default rule"] = "not stated"
 
     @property
     def steps_per_epoch(self) -> int:
@@ -286,7 +288,7 @@ class TrainingPlan:
     def to_dict(self) -> dict[str, Any]:
         """What a run depends on, JSON-ready."""
         plain = {**asdict(self), "conditions": list(self.conditions)}
-        del plain["notes"]
+        del plain["notes"], plain["origin"]
         return {**plain, "relation": self.relation.name}
 
 

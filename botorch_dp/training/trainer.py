@@ -22,6 +22,7 @@ from botorch_dp._checks import (
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, Receipt, Release
+from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import warn_caller
@@ -88,6 +89,7 @@ class Trained:
         steps: How many steps were taken; fewer than the plan has if the training was stopped. The
             guarantee is that of all of them.
         diagnostics: Sensitive.
+        digest: Of the model when it was made: a receipt of a changed one is refused.
     """
 
     model: nn.Module
@@ -95,6 +97,7 @@ class Trained:
     plan: TrainingPlan
     steps: int
     diagnostics: TrainingDiagnostics
+    digest: str | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -124,12 +127,14 @@ class Trained:
     def receipt(self, **facts: Any) -> Receipt:
         """A document that a stranger can check; see :meth:`Receipt.of` for the ``facts``.
 
-        Only of a model that was trained with ``publish=True``. It has the plan's public
-        parameters, and nothing of the diagnostics.
+        Only of a model that was trained with ``publish=True`` and not changed since. It has the
+        plan's public parameters, and nothing of the diagnostics.
         """
         (loss,) = self.guarantee.losses or (None,)
         training = self.plan.parameters(getattr(loss, "steps", self.steps))
-        return Receipt.of(Release(self.model, self.guarantee), **{"training": training, **facts})
+        known = {"training": training, "settings": self.plan.origin}
+        release = Release(self.model, self.guarantee, digest=self.digest)
+        return Receipt.of(release, **{**known, **facts})
 
     def __str__(self) -> str:
         """What one would paste into a report."""
@@ -497,6 +502,7 @@ class DPTrainer:
         check_names(settings)
         left_out = self._left_out(settings)
         optimizer = self._optimizer_name
+        own = left_out is None or settings.keys() & left_out.settings.keys()
         if left_out is not None:
             optimizer = "scale_free"
             settings = {**left_out.settings, **settings}
@@ -513,7 +519,7 @@ class DPTrainer:
             warn_caller(warning)
         reasons = () if left_out is None else left_out.reasons
         notes = (*reasons, *self.setup.notes)
-        return replace(plan, notes=notes)
+        return replace(plan, notes=notes, origin="not stated" if own else "default rule")
 
     def _left_out(self, settings: TrainingSettings) -> SuggestedSettings | None:
         """What the rule chooses, if the settings leave it the choice."""
@@ -658,6 +664,7 @@ class DPTrainer:
                     dropped_gradients=dropped,
                     curve=tuple(run.utilities),
                 ),
+                digest=digest_if_any(model) if publish else None,
             )
             for model in run.models()
         ]

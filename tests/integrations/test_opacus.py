@@ -145,6 +145,17 @@ def test_what_is_released_is_the_model_alone() -> None:
     assert not any(each._forward_hooks for each in released.value.modules())
 
 
+def test_a_released_model_that_was_changed_gets_no_receipt() -> None:
+    loop = Made().train()
+    release = loop.engine.release(loop.model)
+    receipt = loop.engine.receipt(loop.model)
+    assert receipt.verify(artifact=release.value).passes
+    assert receipt.document["settings"]["origin"] == "not stated"
+    next(release.value.parameters()).data.add_(1.0)
+    with pytest.raises(PrivacyError, match="model was changed since"):
+        release.receipt()
+
+
 def test_nothing_is_promised_under_a_seed_and_it_can_be_repeated() -> None:
     one = Made(seeded())
     start = copy.deepcopy(one.engine._made().clean)

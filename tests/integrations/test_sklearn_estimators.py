@@ -129,6 +129,17 @@ def test_a_seed_promises_nothing_and_no_seed_is_followed(estimator: Any) -> None
     assert not np.array_equal(*real)
 
 
+@pytest.mark.parametrize(("epochs", "origin"), [(None, "default rule"), (3, "not stated")])
+def test_a_receipt_says_who_chose_the_settings_and_is_of_this_model(
+    epochs: int | None, origin: str
+) -> None:
+    classifier = DPClassifier(2.0, bounds=BOUNDS, classes=CLASSES, epochs=epochs).fit(*blobs(200))
+    assert classifier.receipt().document["settings"]["origin"] == origin
+    next(classifier.model_.parameters()).data.add_(1.0)
+    with pytest.raises(PrivacyError, match="model was changed since"):
+        classifier.receipt()
+
+
 def test_features_are_scaled_by_the_bounds_alone() -> None:
     classifier = DPClassifier(bounds=([0.0, -2.0], [10.0, 2.0]))
     scaled = classifier._scaled(np.array([[5.0, 1.0], [99.0, -99.0], [np.nan, np.inf]]))

@@ -58,6 +58,16 @@ def test_equals_projected_sgd_written_out(gamma: float) -> None:
     )
 
 
+def test_weights_that_were_changed_since_get_no_receipt() -> None:
+    trained = OutputPerturbedLogisticRegression(data(n=60)).fit(
+        regularization=0.1, noise_std=0.5, publish=True
+    )
+    assert trained.receipt().verify(artifact=trained.model).passes
+    trained.model.weight.data[0, 0] += 1.0
+    with pytest.raises(PrivacyError, match="model was changed since"):
+        trained.receipt()
+
+
 def test_approaches_the_minimizer() -> None:
     records = data(n=500)
     trainer = OutputPerturbedLogisticRegression(records, epochs=40)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -275,6 +276,34 @@ def test_epsilon_is_the_cost_of_the_steps_taken_at_the_plans_delta() -> None:
     assert simulated.guarantee.epsilon(1e-4) == math.inf
     assert simulated.epsilon == PLAN.epsilon
     assert trained(20, replace(PLAN, noise_multiplier=0.0)).epsilon == math.inf
+
+
+def test_a_receipt_says_of_settings_what_is_known_of_them() -> None:
+    """By the default rule where it chose all of them; otherwise nobody said."""
+    each = DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA)
+    rule = {"target_epsilon": 3.0, "feature_norm": 2.6}
+    for settings, origin in (
+        (rule, "default rule"),
+        ({**rule, "epochs": 2}, "not stated"),
+        (SETTINGS, "not stated"),
+    ):
+        published = each.fit(**settings, publish=True)
+        assert published.receipt().document["settings"]["origin"] == origin
+    stated = published.receipt(settings="fixed beforehand")
+    assert stated.document["settings"]["origin"] == "fixed beforehand"
+
+
+def test_a_model_that_was_changed_since_gets_no_receipt() -> None:
+    published = DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA).fit(**SETTINGS, publish=True)
+    receipt = published.receipt()
+    assert receipt.verify(artifact=published.model).passes
+    copied = copy.deepcopy(published.model)
+    copied[0].weight.data[:1] = FLOAT_DATA.train_X[:1]
+    with pytest.raises(ValueError, match="for another artifact"):
+        receipt.verify(artifact=copied)
+    published.model[0].weight.data[:1] = FLOAT_DATA.train_X[:1]
+    with pytest.raises(PrivacyError, match=r"model was changed since.*Make the receipt before"):
+        published.receipt()
 
 
 def test_representations_hold_no_diagnostics() -> None:
