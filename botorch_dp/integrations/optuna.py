@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,10 @@ with needs_extra("optuna", "`botorch_dp.integrations.optuna`"):
     from optuna.trial import FrozenTrial, TrialState
 
 _CONFIG = "botorch_dp:config"
+_FIXED = "fixed_params"  # Optuna's, of trials that were enqueued
 _VARIANCE = "botorch_dp:noise_variance"
+#: How far a returned epsilon may be from that of `privacy`: two digits, or two decimals.
+_ROUNDED = {"rel_tol": 0.01, "abs_tol": 0.005}
 #: What Optuna stores in a categorical distribution as it is.
 _STORED = (type(None), bool, int, float, str)
 
@@ -97,9 +101,12 @@ def _value(space: SearchSpace, name: str, stored: Any) -> Any:
 
 def _config_of(space: SearchSpace, params: Mapping[str, Any]) -> Config | None:
     """The configuration that a trial's parameters are; None if they are none of the space."""
-    known = {name: _value(space, name, params[name]) for name in space.parameters if name in params}
+    config: Config = {}
+    for name in space.parameters:
+        if space.is_active(name, config) and name in params:
+            config[name] = _value(space, name, params[name])
     try:
-        return space.check(known)
+        return space.check(config)
     except (ValueError, TypeError):
         return None
 
@@ -116,7 +123,8 @@ class DParetoSampler(optuna.samplers.BaseSampler):
     A proposal is a function of the stored trials with smaller numbers and of the seed. Trials that
     run elsewhere count as pending, with what was proposed to them; so processes and hosts that
     share a storage complement each other, and one that is killed leaves a pending trial behind
-    (see Optuna's ``RDBStorage(heartbeat_interval=...)``).
+    (see Optuna's ``RDBStorage(heartbeat_interval=...)``). Finished trials that lie outside of the
+    space, or that have other parameters, are skipped with a warning.
 
     Only proposals are made here: the study is as sensitive as what its objective returns.
 
@@ -135,7 +143,11 @@ class DParetoSampler(optuna.samplers.BaseSampler):
     Example:
         >>> sampler = DParetoSampler(space, lambda config: 3.0 / config["noise"])
         >>> study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
-        >>> study.optimize(objective, n_trials=40)  # returns (epsilon, accuracy)
+        >>> study.optimize(objective, n_trials=40)  # returns (privacy(config), accuracy)
+
+    Raises:
+        ValueError: In a study whose objective returned a utility outside of [0, 1], or an epsilon
+            that is not that of ``privacy``.
     """
 
     def __init__(
@@ -160,6 +172,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         self._start()
 
     def _start(self) -> None:
+        self._warned = False
         self._search = Search(self._problem, seed=self._seed, options=self._options)
         self._lock = threading.Lock()
 
@@ -173,17 +186,11 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """The proposal for a trial, stored with it at once, so that others see it."""
-        directions = study.directions
-        if len(directions) != 2 or directions[0] is not StudyDirection.MINIMIZE:
-            raise ValueError(
-                "The study must have two objectives, epsilon first: create it with `directions="
-                "['minimize', 'minimize']` for (epsilon, error), or ['minimize', 'maximize'] for "
-                f"(epsilon, accuracy); got {[d.name.lower() for d in directions]}."
-            )
+        maximize = _is_utility(study)
         before = [t for t in study.get_trials(deepcopy=False) if t.number < trial.number]
         with self._lock:
-            config = self._proposed(before, directions[1] is StudyDirection.MAXIMIZE)
-        params = {name: _stored(value) for name, value in config.items()}
+            config = self._proposed(before, maximize)
+        params = {name: _stored(value) for name, value in config.items() if name in search_space}
         study._storage.set_trial_system_attr(trial._trial_id, _CONFIG, params)
         return params
 
@@ -194,8 +201,21 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """What is not of the space is drawn at random."""
+        """What is not of the space is drawn at random; such trials are skipped later."""
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Refuse values that are no epsilon and utility of the space, as soon as there are some."""
+        config = self._config_of(trial)
+        if state is TrialState.COMPLETE and values is not None and config is not None:
+            epsilon = self._search.known.epsilon(config)
+            _check_values(trial.number, values, epsilon, maximize=_is_utility(study))
 
     def reseed_rng(self) -> None:
         """Proposals keep their seed; what is not of the space is drawn anew."""
@@ -211,27 +231,79 @@ class DParetoSampler(optuna.samplers.BaseSampler):
     def _proposed(self, before: Sequence[FrozenTrial], maximize: bool) -> Config:
         """The proposal after these trials, in the order of their numbers."""
         trials: list[Trial] = []
+        foreign: list[int] = []
         for frozen in sorted(before, key=lambda trial: trial.number):
-            known = frozen.params
-            if not frozen.state.is_finished():  # it has perhaps not asked for all of them yet
-                known = frozen.system_attrs.get(_CONFIG, known)
-            config = _config_of(self._problem.space, known)
-            if config is None:
+            config = self._config_of(frozen)
+            if config is None and not frozen.state.is_finished():
                 # What somebody is about to propose to it, as far as is known by now.
-                config = propose(self._search, trials, self._initial)
-            trials.append(self._trial(len(trials), frozen, config, maximize))
+                config = self._config_of(frozen, propose(self._search, trials, self._initial))
+            if config is not None:
+                trials.append(self._trial(len(trials), frozen, config, maximize))
+            elif frozen.params and frozen.state.is_finished():
+                foreign.append(frozen.number)
+        if foreign and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{len(foreign)} finished trials of this study lie outside of the space or have "
+                f"other parameters than {list(self._problem.space.parameters)}, the first of them "
+                f"is number {foreign[0]}. They are skipped: widen the space to learn from them.",
+                stacklevel=2,
+            )
         return propose(self._search, trials, self._initial)
+
+    def _config_of(self, frozen: FrozenTrial, proposal: Mapping[str, Any] = {}) -> Config | None:
+        """The configuration of a trial; None if it is none of the space, or not known yet.
+
+        A trial that has not finished perhaps has not asked for all of its parameters: they are
+        those it was enqueued with, and otherwise those that were proposed to it.
+        """
+        space, known = self._problem.space, frozen.params
+        if set(known) - set(space.parameters):
+            return None
+        if frozen.state is not TrialState.COMPLETE:
+            attributes = frozen.system_attrs
+            stored = {name: _stored(value) for name, value in proposal.items()}
+            proposed, fixed = attributes.get(_CONFIG, {}), attributes.get(_FIXED, {})
+            known = {**stored, **proposed, **fixed, **known}
+        return _config_of(space, known)
 
     def _trial(self, number: int, frozen: FrozenTrial, config: Config, maximize: bool) -> Trial:
         epsilon = self._search.known.epsilon(config)
         trial = Trial(number, config, (0,), epsilon)
         if frozen.state in (TrialState.RUNNING, TrialState.WAITING):
             return trial
-        value = frozen.values[1] if frozen.state is TrialState.COMPLETE else math.nan
-        utility = value if maximize else 1 - value
-        if not math.isfinite(utility):
+        if frozen.state is not TrialState.COMPLETE:
             return trial.failed(RuntimeError(frozen.state.name), trainings=1)
-        return trial.measured({0: Measurement(min(max(utility, 0.0), 1.0))})
+        _check_values(frozen.number, frozen.values, epsilon, maximize=maximize)
+        value = min(max(frozen.values[1], 0.0), 1.0)
+        return trial.measured({0: Measurement(value if maximize else 1 - value)})
+
+
+def _is_utility(study: Study) -> bool:
+    """Whether the second objective of a study is a utility, and no error."""
+    directions = study.directions
+    if len(directions) != 2 or directions[0] is not StudyDirection.MINIMIZE:
+        raise ValueError(
+            "The study must have two objectives, epsilon first: create it with `directions="
+            "['minimize', 'minimize']` for (epsilon, error), or ['minimize', 'maximize'] for "
+            f"(epsilon, accuracy); got {[d.name.lower() for d in directions]}."
+        )
+    return directions[1] is StudyDirection.MAXIMIZE
+
+
+def _check_values(number: int, values: Sequence[float], epsilon: float, *, maximize: bool) -> None:
+    """Raise unless a trial returned the epsilon of its configuration, and a share."""
+    if not math.isclose(values[0], epsilon, **_ROUNDED):
+        raise ValueError(
+            f"Trial {number} returned epsilon {values[0]:.4g}, but `privacy` says {epsilon:.4g} "
+            "for its parameters (another delta or neighbouring relation?). Return what `privacy` "
+            "says, in a new study."
+        )
+    if not -1e-9 <= values[1] <= 1 + 1e-9:
+        raise ValueError(
+            f"Trial {number} returned {'a utility' if maximize else 'an error'} outside of "
+            "[0, 1]. Return a share, such as an accuracy of 0.93 instead of 93, in a new study."
+        )
 
 
 def _problem(

@@ -30,6 +30,7 @@ from botorch_dp.integrations.optuna import (  # noqa: E402
 )
 from botorch_dp.objectives import PrivateObjective  # noqa: E402
 from botorch_dp.pareto import Objective, PrivacyUtilityProblem  # noqa: E402
+from botorch_dp.pareto.proposals import propose  # noqa: E402
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger  # noqa: E402
 from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace, When  # noqa: E402
 
@@ -128,9 +129,87 @@ def test_failed_pruned_and_foreign_trials_do_no_harm() -> None:
         )
     )  # fmt: skip
     mixed.enqueue_trial({"noise": 1.0, "rate": 0.1})
-    mixed.optimize(failing, n_trials=12, catch=(ValueError,))
+    with pytest.warns(UserWarning, match="other parameters"):
+        mixed.optimize(failing, n_trials=12, catch=(ValueError,))
     assert mixed.trials[1].params == {"noise": 1.0, "rate": 0.1}
     assert len(mixed.trials) == 13
+
+
+def complete(params: dict[str, float], values: list[float]) -> Any:
+    wide = optuna.distributions.FloatDistribution(1e-3, 100.0)
+    return optuna.trial.create_trial(
+        params=params, distributions=dict.fromkeys(params, wide), values=values
+    )
+
+
+def test_nothing_is_learnt_of_another_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older study had a wider range, another parameter, or less: skipped, with one warning."""
+    seen: list[list[Config]] = []
+
+    def watched(search: Any, trials: Any, initial: int) -> Config:
+        seen.append([dict(trial.config) for trial in trials])
+        return propose(search, trials, initial)
+
+    monkeypatch.setattr("botorch_dp.integrations.optuna.propose", watched)
+    old = optuna.create_study(directions=DIRECTIONS, sampler=sampler())
+    for noise, rate in ((0.1, 0.1), (0.1, 0.2), (1.0, 0.3)):
+        old.add_trial(complete({"noise": noise, "rate": rate}, [3.0 / noise, 0.9]))
+    old.add_trial(complete({"noise": 1.0, "rate": 0.1, "width": 64.0}, [3.0, 0.9]))
+    old.add_trial(complete({"noise": 1.0}, [3.0, 0.9]))
+    with pytest.warns(UserWarning, match="4 finished trials .* first of them is number 0") as told:
+        old.optimize(objective, n_trials=2)
+    assert len(told) == 1
+    assert seen[0] == [{"noise": 1.0, "rate": 0.3}] and len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((privacy, lambda c: 93.0), "a utility outside"),
+        ((privacy, lambda c: -0.2), "a utility outside"),
+        ((lambda c: 0.8 * privacy(c), utility), "`privacy` says"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(values: Any, message: str) -> None:
+    """At once, and by whoever goes on with such a study."""
+    wrong = optuna.create_study(directions=DIRECTIONS, sampler=sampler())
+
+    def answered(trial: Any) -> tuple[float, ...]:
+        config = suggest(trial, SPACE)
+        return tuple(value(config) for value in values)
+
+    with pytest.raises(ValueError, match=f"Trial 0 returned .*{message}"):
+        wrong.optimize(answered, n_trials=3)
+    with pytest.raises(ValueError, match=f"Trial 0 returned .*{message}"):
+        suggest(wrong.ask(), SPACE)
+
+
+def test_an_epsilon_may_be_rounded() -> None:
+    rounded = optuna.create_study(directions=DIRECTIONS, sampler=sampler())
+    rounded.optimize(lambda t: (round(objective(t)[0], 2), 1.0), n_trials=3)
+
+
+def test_only_what_is_asked_for_is_sampled() -> None:
+    fixed = optuna.samplers.PartialFixedSampler({"noise": 2.0}, sampler())
+    one = optuna.create_study(directions=DIRECTIONS, sampler=fixed)
+    one.optimize(objective, n_trials=6)
+    assert {trial.params["noise"] for trial in one.trials} == {2.0}
+    assert len({trial.params["rate"] for trial in one.trials}) == 6
+
+
+def test_an_enqueued_trial_counts_by_its_own_parameters_while_it_runs() -> None:
+    own = sampler()
+    one = optuna.create_study(directions=DIRECTIONS, sampler=own)
+    one.enqueue_trial({"noise": 1.0, "rate": 0.1})
+    one.enqueue_trial({"noise": 2.0})
+    (waiting, partly) = one.get_trials()
+    assert own._config_of(waiting) == {"noise": 1.0, "rate": 0.1} and own._config_of(partly) is None
+    running, second = one.ask(), one.ask()
+    assert own._config_of(one.trials[0]) == suggest(running, SPACE) == {"noise": 1.0, "rate": 0.1}
+    expected = own._config_of(one.trials[1], {"noise": 5.0, "rate": 0.5})
+    assert expected == {"noise": 2.0, "rate": 0.5}
+    assert suggest(second, SPACE) == own._config_of(one.trials[1])
+    assert one.trials[1].params["noise"] == 2.0
 
 
 def test_every_kind_of_parameter() -> None:
