@@ -136,11 +136,13 @@ def plot_hypervolume(
 
 
 def _log_epsilon(ax: Axes) -> None:
-    """A logarithmic axis whose ticks are plain numbers, a few in each decade."""
+    """A logarithmic axis whose ticks are plain numbers, a few in a decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    low, high = ax.get_xlim()
+    subs = (1.0, 3.0) if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    ax.xaxis.set_major_locator(LogLocator(subs=subs))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda epsilon, _: f"{epsilon:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
 

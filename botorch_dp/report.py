@@ -132,7 +132,8 @@ def _page(
     if complete:
         priced = partial(_guarantee, problem, trials, charged, ledger)
         front = ParetoFront(problem, complete, guarantee=priced, charged=ledger is not None)
-    sections = [("The price of publishing", _price(problem, trials, front, charged, ledger))]
+    price = _price(problem, trials, front, charged, ledger, stored=recommend is None)
+    sections = [("The price of publishing", price)]
     if front is not None:
         sections.append(("What to deploy", _to_deploy(front, trials, seed, recommend)))
         sections.append(("The front", _drawn(front)))
@@ -171,6 +172,7 @@ def _price(
     front: ParetoFront | None,
     charged: bool,
     ledger: PrivacyLedger | None,
+    stored: bool,
 ) -> str:
     """What publishing anything of this costs, in plain sight."""
     if not any(trial.num_trainings for trial in trials):
@@ -192,10 +194,15 @@ def _price(
         rest.append("Name it: botorch-dp report STUDY --ledger FILE.")
     else:
         training = publication(problem, trials)
-        rest += [training.paragraph(), publication(problem, trials, "test").paragraph()]
+        if stored:
+            rest.append(
+                "This is the sum of all epsilons, because a study's file does not hold its "
+                "mechanism. `study.report(path)` has the mechanism's own price, which may be lower."
+            )
         if training.void is not None:
             headline = "No guarantee: it must not be published."
         else:
+            rest += [training.paragraph(), publication(problem, trials, "test").paragraph()]
             delta = training.quoted_delta or DEFAULT_DELTA
             epsilon, delta = training.summed or (training.epsilon(delta), delta)
             headline = f"ε = {rounded_up(epsilon)}"

@@ -67,13 +67,16 @@ def test_is_small_private_and_asks_for_nothing(made: Path) -> None:
     assert sorted(file.name for file in made.iterdir()) == ["front.html", "study.sqlite"]
 
 
-def test_says_what_publishing_costs(made: Path) -> None:
+def test_says_what_publishing_costs(made: Path, tmp_path: Path) -> None:
     price = section((made / "front.html").read_text(), "The price of publishing")
     with DPareto(problem(), storage=made / "study.sqlite") as study:
         assert study.front().caption in price
         epsilon, _ = study.publication_guarantee().summed
     quoted = re.search(r'class="price">ε = ([\d.]+), δ', price)
     assert epsilon <= float(quoted[1]) < epsilon * 1.001
+    assert "sum of all epsilons" not in price
+    alone = study_report(made / "study.sqlite", tmp_path / "alone.html").read_text()
+    assert "sum of all epsilons" in section(alone, "The price of publishing")
 
 
 def test_what_a_user_names_is_no_markup(made: Path) -> None:
@@ -149,7 +152,7 @@ def test_the_price_of_a_study_with_a_budget_is_its_ledgers(tmp_path: Path) -> No
     elsewhere = Path(shutil.move(beside, tmp_path / "elsewhere"))
     price = section(study_report(path, tmp_path / "r.html").read_text(), "The price of publishing")
     assert "No guarantee without the ledger" in price and "ε =" not in price
-    assert "Do not publish." in price, "nor does the caption below the figure state a price"
+    assert "Do not publish:" in price, "nor does the caption below the figure state a price"
     found = study_report(path, tmp_path / "r.html", ledger=elsewhere).read_text()
     assert "ε = 400, δ = 1e-05: the budget" in found
 

@@ -146,7 +146,7 @@ def _summed(losses: Mapping[PrivacyLoss, int], delta: float) -> PrivacyLoss | No
 def caption_of(
     guarantee: Guarantee | None, *, test_records: bool = False, charged: bool = False
 ) -> str:
-    """What publishing a front costs, in two or three short sentences.
+    """Whether a front may be published, and what that costs, in one sentence.
 
     Args:
         guarantee: What publishing everything measured promises a training record; None if the
@@ -156,14 +156,14 @@ def caption_of(
     """
     if guarantee is None:
         return (
-            "Sensitive: no noise was added to this front. Epsilon is what the problem's `privacy` "
-            "states; its neighbouring relation and delta are not stated, so that it has no price."
+            "Do not publish: what its epsilon means is not known, because its neighbouring "
+            "relation and delta are not stated."
         )
     is_seeded = guarantee.void == SEEDED
     priced = replace(guarantee, void=None) if is_seeded else guarantee
     summed = priced.summed
     if priced.void is not None or (summed is not None and summed[1] >= 1):
-        return "Do not publish. No noise was added to this front, and nothing is guaranteed."
+        return "Do not publish: no noise was added to this front, and nothing is guaranteed."
     delta = summed[1] if summed is not None else guarantee.quoted_delta or DEFAULT_DELTA
     cost = f"ε = {float(rounded_up(priced.epsilon(delta))):,.10g}"
     if delta > 0:
@@ -174,14 +174,11 @@ def caption_of(
     if is_seeded:
         rest = "" if test_records else ", and would still leave the test records unprotected"
         return (
-            "Do not publish. No noise was added to this front, and its trainings used known seeds, "
-            "so nothing is guaranteed. Repeating all trainings with secret noise would cost "
-            f"{cost}{rest}."
+            "Do not publish: its trainings used known seeds, so nothing is guaranteed; repeating "
+            f"all of them with secret noise would cost {cost}{rest}."
         )
+    if charged:
+        rest = "" if test_records else " if the test records are public"
+        return f"May be published{rest}: that costs {cost}, all of which was charged beforehand."
     rest = "" if test_records else ", and leaves the test records unprotected"
-    opening = (
-        "Every training was charged to a budget before it began."
-        if charged
-        else "Sensitive: no noise was added to this front."
-    )
-    return f"{opening} Publishing it costs {cost}{rest}."
+    return f"Sensitive: publishing this front costs {cost}{rest}."
