@@ -69,6 +69,26 @@ class LedgerEntry:
     key: str | None
 
 
+@dataclass(frozen=True, repr=False)
+class LedgerRecord:
+    """A ledger as it was when a run ended: what a receipt says of it, also after it is closed."""
+
+    budget: PrivacyBudget
+    relation: NeighboringRelation | None
+    charges: tuple[LedgerEntry, ...]
+
+    def entries(self) -> list[LedgerEntry]:
+        """All charges, oldest first."""
+        return list(self.charges)
+
+
+def charged_nowhere(ledger: LedgerRecord | None, guarantee: Guarantee) -> list[str]:
+    """The line that a printed result ends with where nothing was charged."""
+    if ledger is not None or guarantee.void is not None:
+        return []
+    return ["Charged to no ledger: other releases from these records add up."]
+
+
 class PrivacyLedger:
     """A budget that every release is charged to before its values are touched.
 
@@ -353,6 +373,10 @@ class PrivacyLedger:
             guarantee = Guarantee.from_dict(json.loads(document)["guarantee"])
             entries.append(LedgerEntry(number, charged_at, label, guarantee, *cost_and_key))
         return entries
+
+    def record(self) -> LedgerRecord:
+        """A copy of what it says now."""
+        return LedgerRecord(self.budget, self.relation, tuple(self.entries()))
 
     def close(self) -> None:
         """Release the file. What was charged stays charged."""

@@ -18,6 +18,7 @@ from botorch_dp._checks import check_choice, did_you_mean
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import PrivacyUtilityProblem
 from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyUnit, Release
+from botorch_dp.privacy.receipt import Origin
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training import DPTrainer, TrainingSettings, accuracy
 from botorch_dp.training.plan import (
@@ -236,6 +237,10 @@ class PrivateFit(PrivateSelection):
         conditions = tuple(c for c in trained.unit.conditions if c != FIXED_BEFOREHAND)
         unit = replace(trained.unit, conditions=conditions)
         return trained.mechanism, unit, trained.assumptions
+
+    @property
+    def _origin(self) -> Origin:
+        return super()._origin if self._selects else self._plan_of({}).origin
 
     def _test_conditions(self) -> tuple[str, ...]:
         return self.trainer.setup.conditions

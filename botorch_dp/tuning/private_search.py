@@ -43,7 +43,7 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 from botorch_dp.privacy.guarantee import ONE_RECORD, PrivacyLoss, check_unit, warn_large_delta
-from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy.ledger import LedgerRecord, charged_nowhere, check_payment
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import (
     OWN_RECORD_ONLY,
@@ -140,16 +140,19 @@ class SearchResult:
 
     Args:
         config: The released configuration.
-        score: The released mean score of it, if it was asked for.
+        score: The released mean score of it, if it was asked for; one that noise carried beyond
+            the bounds is the bound.
         route: What was done and why, in a sentence.
         diagnostics: **Sensitive.** How many scores were outside the bounds. Counts begin with the
             process: a resumed run has those of the evaluations it made itself.
+        ledger: What was charged, as it was after the run; None without a ledger.
     """
 
     config: Release[Config]
     score: Release[float] | None
     route: str
     diagnostics: ObjectiveDiagnostics = field(default_factory=ObjectiveDiagnostics)
+    ledger: LedgerRecord | None = None
 
     @property
     def guarantee(self) -> Guarantee:
@@ -165,7 +168,8 @@ class SearchResult:
         value: dict[str, Any] = dict(self.config.value)
         if self.score is not None:
             value = {"config": value, "score": self.score.value}
-        return Receipt.of(Release(value, self.guarantee), **{"note": self.route, **facts})
+        known: dict[str, Any] = {"note": self.route, "ledger": self.ledger}
+        return Receipt.of(Release(value, self.guarantee), **{**known, **facts})
 
     def __str__(self) -> str:
         """What one would paste into a report."""
@@ -175,7 +179,8 @@ class SearchResult:
             scale = self.score.scale
             noise = "" if scale is None else f" (scale of its noise: {scale:.2g})"
             lines.append(f"Mean score: {self.score.value:.4g}{noise}")
-        return "\n".join([*lines, str(self.guarantee)])
+        lines += [str(self.guarantee), *charged_nowhere(self.ledger, self.guarantee)]
+        return "\n".join(lines)
 
 
 # --- The search. ---
@@ -349,9 +354,12 @@ class PrivateSearch:
         guarantee = plan.guarantee
         return SearchResult(
             config=Release(dict(config), guarantee),
-            score=None if score is None else Release(score[0], guarantee, score[1]),
+            score=None
+            if score is None
+            else Release(min(max(score[0], self.bounds[0]), self.bounds[1]), guarantee, score[1]),
             route=plan.reason,
             diagnostics=diagnostics,
+            ledger=None if ledger is None else ledger.record(),
         )
 
     # Plans.

@@ -43,7 +43,8 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 from botorch_dp.privacy.guarantee import SelectionLoss, warn_large_delta
-from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy.ledger import LedgerRecord, charged_nowhere, check_payment
+from botorch_dp.privacy.receipt import Origin
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.privacy.runs import Run
 from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber, training_noise
@@ -154,12 +155,15 @@ class SelectionResult:
         config: The released configuration, with its noise multiplier. If nothing came out, the
             typical one of the plan.
         score: The released score, or None if nothing came out; NaN if a score on public records
-            was no number in every training. The best of many noisy scores is too good on average.
+            was no number in every training. One that noise carried beyond 0 or 1 is that bound. The
+            best of many noisy scores is too good on average.
         test_guarantee: What all of it promises a test record, if those are sensitive.
         number: The law of the number of trainings, which is public; None for a single one.
         scored_on: Which records scored.
         training: Public parameters of the training that was published, for a receipt; None where
             the mechanism was described by an event.
+        ledger: What was charged, as it was after the run; None without a ledger.
+        origin: How a receipt says that the settings came about.
     """
 
     artifact: Release[Any]
@@ -169,6 +173,8 @@ class SelectionResult:
     number: TrialNumber | None
     scored_on: ScoredOn
     training: Mapping[str, Any] | None = None
+    ledger: LedgerRecord | None = None
+    origin: Origin = "not stated"
 
     @property
     def guarantee(self) -> Guarantee:
@@ -194,10 +200,14 @@ class SelectionResult:
         training = self.training
         if training is not None and self.score is not None:
             training = {**training, "released_score": self.score.value}
+        ledger = self.ledger
+        if ledger is not None and ledger.relation is not guarantee.unit.relation:
+            ledger = None  # it is of trainings, and verifies for them
         known: dict[str, Any] = {
             "training": training if records == "training" else None,
-            "settings": "not stated" if self.number is None else "paid selection",
+            "settings": self.origin,
             "note": f"trainings were scored on {self.scored_on} records",
+            "ledger": ledger,
         }
         return Receipt.of(Release(value, guarantee), **{**known, **facts})
 
@@ -214,6 +224,7 @@ class SelectionResult:
             "Configuration: " + ", ".join(f"{name} = {value}" for name, value in shown.items()),
             f"Training records: {self.guarantee}",
             "" if self.test_guarantee is None else f"Test records: {self.test_guarantee}",
+            *charged_nowhere(self.ledger, self.guarantee),
         ]
         return "\n".join(line for line in lines if line)
 
@@ -430,7 +441,7 @@ class PrivateSelection:
                 key="model",
                 label=self._what.removeprefix("a "),
             )
-        return self._result(shown)
+        return self._result(shown, None if ledger is None else ledger.record())
 
     def _rehearse(self) -> None:
         """What fails for reasons of its own fails here, before anything is charged."""
@@ -464,13 +475,15 @@ class PrivateSelection:
         config = {**best["config"], _NOISE: self.noise_multiplier(best["config"])}
         return {"config": config, "score": best["score"], "artifact": best["artifact"]}
 
-    def _result(self, shown: dict[str, Any] | None) -> SelectionResult:
+    def _result(self, shown: dict[str, Any] | None, ledger: LedgerRecord | None) -> SelectionResult:
         guarantee, score, kept = self.guarantee, None, None
         if shown is None:
             config = {**self.typical_config, _NOISE: self.noise_multiplier(self.typical_config)}
         else:
             config, kept = shown["config"], shown["artifact"]
             value = shown["score"] if math.isfinite(shown["score"]) else math.nan
+            if self._scoring.mu is not None:
+                value = min(max(value, 0.0), 1.0)  # the noisy mean of numbers between
             score = Release(value, guarantee, self._scoring.std)
         return self._result_type(
             artifact=Release(self._restored(kept), guarantee),
@@ -480,6 +493,8 @@ class PrivateSelection:
             number=self._number,
             scored_on=self.scored_on,
             training=self._parameters(config),
+            ledger=ledger,
+            origin=self._origin,
         )
 
     # The parts, some of which a subclass says more about.
@@ -487,6 +502,10 @@ class PrivateSelection:
     @property
     def _selects(self) -> bool:
         return isinstance(self.candidates, SearchSpace | list)
+
+    @property
+    def _origin(self) -> Origin:
+        return "paid selection" if self._selects else "not stated"
 
     @property
     def _number(self) -> TrialNumber | None:

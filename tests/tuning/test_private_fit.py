@@ -484,6 +484,15 @@ class TestNothingTuned:
         assert "if tuning were ignored" not in str(private.plan())
         assert "if tuning were ignored" in str(tuned.plan())
 
+    def test_a_receipt_says_who_chose_the_settings(self) -> None:
+        for fixed, origin in (
+            ({"feature_norm": 1.7, "batch_size": 120}, "not stated"),
+            ({"feature_norm": 1.7}, "default rule"),
+        ):
+            receipt = self.untuned(fixed=fixed).run().receipt()
+            assert receipt.document["settings"]["origin"] == origin
+            assert receipt.verify().passes
+
     def test_it_needs_the_choice(self) -> None:
         with pytest.raises(ValueError, match="Without a `space` nothing is tuned"):
             self.untuned(fixed={"learning_rate": 0.1})

@@ -269,6 +269,24 @@ def test_a_descent_finds_the_minimum_of_many_parameters():
     assert "gradient" in result.route
 
 
+def test_it_says_once_that_nothing_was_charged():
+    words = "Charged to no ledger: other releases from these records add up."
+    assert str(search(space=cube(2), unsafe_seed=None).run()).count(words) == 1
+    with PrivacyLedger(budget=GAUSSIAN) as ledger:
+        result = search(space=cube(2), unsafe_seed=None).run(ledger=ledger)
+    assert words not in str(result)
+    receipt = result.receipt()
+    assert receipt.document["ledger"]["epsilon"] == GAUSSIAN.epsilon and receipt.verify().passes
+    assert result.receipt(ledger=None).document["ledger"] is None
+    assert words not in str(search(space=cube(2)).run()), "a simulation charges nothing"
+
+
+def test_a_released_score_stays_within_the_bounds():
+    poor = {"space": cube(2), "budget": PrivacyBudget(1e-4), "evaluations": 4}
+    scores = [search(**poor, unsafe_seed=k).run(release_score=True).score.value for k in range(9)]
+    assert {0.0, 1.0} & set(scores) and all(0.0 <= score <= 1.0 for score in scores)
+
+
 @pytest.mark.parametrize("d", [2, 5])
 def test_maximizing_is_minimizing_the_negative(d):
     scores = bowl()

@@ -97,6 +97,20 @@ class TestPublished:
         assert (result.test_guarantee is not None) == (scored_on == "sensitive")
         assert result.scored_on == scored_on and result.number == TrialNumber(5, 3.0)
 
+    def test_it_says_once_that_nothing_was_charged(self) -> None:
+        words = "Charged to no ledger: other releases from these records add up."
+        assert str(selection(trials=2).run()).count(words) == 1
+        with PrivacyLedger(budget=BUDGET) as ledger:
+            result = selection(trials=2).run(ledger=ledger)
+        assert words not in str(result)
+        assert result.receipt().document["ledger"]["charge"]["number"] == 1
+        assert result.receipt().verify().passes and result.receipt("test").verify().passes
+
+    def test_a_score_stays_between_0_and_1(self) -> None:
+        results = [selection(space={"rate": 1.0}, num_scored=1).run() for _ in range(20)]
+        assert max(result.score.value for result in results) == 1.0
+        assert min(result.score.value for result in results) >= 0.0
+
     def test_what_rests_on_the_caller_is_said(self) -> None:
         private = selection(scored_on="training")
         text = str(private.guarantee)
