@@ -53,6 +53,9 @@ _PUBLIC = "the records in `public`, which all models are fitted to, are public"
 #: Losses within 0 and 1, whose complement is the score.
 _SHARES = ("zero_one", "brier", "roc_auc", "f1")
 _LOSSES = (*_SHARES, "log", "squared", "absolute")
+#: scikit-learn's names, the losses they mean, and its scores that compare records.
+_NAMES = {"accuracy": "zero_one", "neg_log_loss": "log", "neg_brier_score": "brier"}
+_COMPARING = ("balanced_accuracy", "average_precision", "precision", "recall", "r2")
 
 
 def _delegated(name: str) -> Any:
@@ -90,7 +93,8 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         n_iter: How many configurations the records may be scored at.
         scoring: A loss of :func:`~botorch_dp.objectives.per_record_scores` by its name:
             ``"zero_one"``, ``"brier"``, ``"roc_auc"``, ``"f1"``; or ``"log"``, ``"squared"`` and
-            ``"absolute"``, which need bounds.
+            ``"absolute"``, which need bounds. Or ``"accuracy"``, ``"neg_brier_score"`` and
+            ``"neg_log_loss"``, as scikit-learn has them.
         bounds: Public bounds ``(lo, hi)`` of the loss of a record; (0, 1) for the first four.
         labels_are_public: See :func:`~botorch_dp.objectives.per_record_scores`.
         release_score: Whether to release the score of the configuration too, for a share of the
@@ -100,9 +104,11 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
     Attributes:
         best_params_: The released configuration.
         best_score_: Its released score, larger is better: one minus the loss where that lies within
-            0 and 1 (an accuracy for ``"zero_one"``), otherwise minus the loss.
+            0 and 1 (an accuracy for ``"zero_one"``), otherwise minus the loss. One that noise
+            carried beyond its range is the end of the range.
         best_estimator_: Fitted to the public records with these parameters.
         guarantee_: What the last ``fit`` promises for all of it.
+        result_: All of this, to print.
 
     Example:
         >>> search = PrivateSearchCV(
@@ -156,10 +162,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         )
         self.best_params_ = result.config.value
         self.guarantee_ = result.guarantee
-        self._result = result
-        if result.score is not None:
-            loss = float(result.score.value)
-            self.best_score_ = 1 - loss if self.scoring in _SHARES else -loss
+        self.result_ = result
         self.best_estimator_ = clone(self.estimator).set_params(**self.best_params_).fit(*train)
         return self
 
@@ -172,7 +175,20 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         ``{"config": best_params_, "score": the released loss}``. See :meth:`Receipt.of`.
         """
         check_is_fitted(self)
-        return self._result.receipt(**facts)
+        return self.result_.receipt(**facts)
+
+    @property
+    def best_score_(self) -> float:
+        """The released score."""
+        if not hasattr(self, "result_"):
+            raise AttributeError("`best_score_` is known after `fit`.")
+        if self.result_.score is None:
+            raise AttributeError(
+                "No score was released, because of `release_score=False`: with True it is, for a "
+                "share of the budget. `score(X, y)` is exact, and as sensitive as its records."
+            )
+        loss = float(self.result_.score.value)
+        return 1 - loss if self.scoring in (*_SHARES, "accuracy") else -loss
 
     predict = _delegated("predict")
     predict_proba = _delegated("predict_proba")
@@ -227,12 +243,18 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
             )
         if issparse(validation[0]):
             raise TypeError("Sparse input is not supported: pass `X.toarray()`, or a data frame.")
-        check_choice("scoring", self.scoring, _LOSSES)
+        if self.scoring in _COMPARING:
+            raise ValueError(
+                f"`scoring` = {self.scoring!r} compares records with each other, so that none has "
+                'a score of its own: docs/tuning.md, "Which scores it takes", says what to use.'
+            )
+        check_choice("scoring", self.scoring, (*_LOSSES, *_NAMES))
+        loss = _NAMES.get(self.scoring, self.scoring)
         bounds = self.bounds
         if bounds is None:
-            if self.scoring not in _SHARES:
+            if loss not in _SHARES:
                 raise ValueError(
-                    f"`bounds` is missing: (lo, hi) of the {self.scoring} loss of a record. It is "
+                    f"`bounds` is missing: (lo, hi) of the {loss} loss of a record. It is "
                     "not read from the records, because that would release it without noise."
                 )
             bounds = (0.0, 1.0)
@@ -242,7 +264,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
             space,
             train,
             validation,
-            self.scoring,  # type: ignore[arg-type]
+            loss,  # type: ignore[arg-type]
             labels_are_public=self.labels_are_public,
         )
         return PrivateSearch(

@@ -15,7 +15,6 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
-from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -84,7 +83,37 @@ def test_other_scores_and_pipelines(scoring: str) -> None:
     space = SearchSpace(logisticregression__C=Real(1e-3, 100.0, log=True))
     found = search(estimator=model, param_distributions=space, scoring=scoring).fit(*PRIVATE)
     assert 0.4 < found.best_score_ < 1.6
-    assert not hasattr(search(estimator=SVC(), release_score=False), "best_score_")
+
+
+def test_scores_have_scikit_learns_names_too() -> None:
+    accuracy = search(scoring="accuracy", n_iter=4).fit(*PRIVATE).best_score_
+    assert 0.5 < accuracy <= 1.0
+    assert -0.5 < search(scoring="neg_brier_score", n_iter=4).fit(*PRIVATE).best_score_ <= 0.0
+    log = search(scoring="neg_log_loss", bounds=(0.0, 7.0), n_iter=4).fit(*PRIVATE)
+    assert -7.0 <= log.best_score_ <= 0.0
+
+
+def test_a_score_that_was_not_released() -> None:
+    found = search(release_score=False, n_iter=4).fit(*PRIVATE)
+    assert not hasattr(found, "best_score_")
+    with pytest.raises(AttributeError, match="with True it is, for a share of the budget"):
+        _ = found.best_score_
+
+
+def test_a_released_score_stays_within_its_range() -> None:
+    poor = PrivacyBudget(1e-4)
+    scores = [search(budget=poor, n_iter=2).fit(*PRIVATE).best_score_ for _ in range(8)]
+    assert min(scores) == 0.0 or max(scores) == 1.0
+    assert all(0.0 <= score <= 1.0 for score in scores)
+
+
+def test_what_is_printed_says_whether_it_was_charged() -> None:
+    words = "Charged to no ledger: other releases from these records add up."
+    assert str(search().fit(*PRIVATE).result_).count(words) == 1
+    with PrivacyLedger(budget=BUDGET) as ledger:
+        found = search().fit(*PRIVATE, ledger=ledger)
+    assert words not in str(found.result_)
+    assert found.receipt().document["ledger"]["epsilon"] == BUDGET.epsilon
 
 
 def test_regression_needs_bounds() -> None:
@@ -130,7 +159,13 @@ def test_what_may_be_tried() -> None:
         ({"public": None}, ValueError, "`public` must be"),
         ({"budget": None}, TypeError, "`budget` must be"),
         ({"budget": 1.0}, TypeError, "`budget` must be"),
-        ({"scoring": "accuracy"}, ValueError, "`scoring` must be"),
+        ({"scoring": "precise"}, ValueError, "`scoring` must be"),
+        (
+            {"scoring": "balanced_accuracy"},
+            ValueError,
+            r"compares records with each other, .*tuning\.md",
+        ),
+        ({"scoring": "neg_log_loss"}, ValueError, "of the log loss"),
         ({"n_iter": 1}, ValueError, "`evaluations` must be"),
     ],
 )
