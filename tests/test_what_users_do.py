@@ -31,7 +31,7 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from sklearn.svm import SVC
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import botorch_dp as bdp
 from botorch_dp import Integer, PrivacyBudget, PrivacyLedger, Real, SearchSpace
@@ -41,19 +41,8 @@ from botorch_dp.integrations.sklearn import DPClassifier, DPRegressor, PrivateSe
 from botorch_dp.objectives import per_record_scores
 from botorch_dp.privacy import DPSGD
 
-#: Rows that are not so yet, and why.
-NOT_YET: dict[str, str] = {}
 #: A dozen records at an epsilon of thousands are warned of, and so they should be.
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def table(rows: Any, places: Any) -> Any:
-    """Every row at every place, by name."""
-    not_yet = {row: pytest.mark.xfail(reason=reason) for row, reason in NOT_YET.items()}
-    tried = [
-        pytest.param(row, place, marks=not_yet.get(row, ())) for row in rows for place in places
-    ]
-    return pytest.mark.parametrize(("row", "place"), tried)
 
 
 def outcome(call: Callable[[], Any], refused: str | None, ledger: PrivacyLedger) -> Any:
@@ -86,10 +75,6 @@ class Loss:
         return nn.Sequential(last, nn.LogSoftmax(-1)) if isinstance(self.loss, nn.NLLLoss) else last
 
 
-def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
-    return torch.relu(1 - (2 * targets - 1) * outputs).mean()
-
-
 def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     """Records of one class attract each other."""
     same = (targets[:, None] == targets[None]).to(outputs.dtype)
@@ -108,7 +93,7 @@ LOSSES = {
     "MSE": Loss(nn.MSELoss(), NUMBERS),
     "L1": Loss(nn.L1Loss(), NUMBERS),
     "Huber": Loss(nn.HuberLoss(), NUMBERS),
-    "a hinge of one's own": Loss(hinge, BITS),
+    "a hinge of one's own": Loss(lambda out, y: torch.relu(1 - (2 * y - 1) * out).mean(), BITS),
     "contrastive": Loss(contrastive, refused=PER_RECORD),
 }
 N = 12
@@ -206,7 +191,8 @@ def clipped_sum(row: Loss, records: Records) -> Tensor:
     return total
 
 
-@table(LOSSES, TRAINING)
+@pytest.mark.parametrize("place", TRAINING)
+@pytest.mark.parametrize("row", LOSSES)
 def test_a_loss_works_or_is_refused(row: str, place: str) -> None:
     case, ledger = LOSSES[row], PrivacyLedger(budget=PrivacyBudget(1e4, 0.5))
     records, train = Records(case.targets), partial(TRAINING[place], case)
@@ -219,6 +205,20 @@ def test_a_loss_works_or_is_refused(row: str, place: str) -> None:
     assert torch.allclose(moved, clipped_sum(case, records), atol=1e-3)
     other = train(records.exchange(), ledger)
     assert 0.01 < N * float((weights(model) - weights(other)).norm()) < 2.001  # 2 clipping norms
+
+
+@pytest.mark.xfail(reason="data sets are not looked through for records that come twice")
+@pytest.mark.parametrize("how", ["a subset", "several sets"])
+@pytest.mark.parametrize("place", TRAINING)
+def test_a_record_that_comes_twice_is_refused(place: str, how: str) -> None:
+    """Oversampling: one record in two rows costs twice, and is clipped twice."""
+    records, ledger = Records("classes"), PrivacyLedger(budget=PrivacyBudget(1e4, 0.5))
+    twice: Any = Subset(records, [0, *range(N - 1)])
+    twice = twice if how == "a subset" else ConcatDataset([records, records])
+    twice.like = records.like
+    train = partial(TRAINING[place], LOSSES["cross entropy"], twice, ledger)
+    outcome(train, "several rows", ledger)
+    assert records.read == 0
 
 
 def test_a_selection_says_that_train_is_not_looked_into() -> None:
@@ -340,15 +340,16 @@ def optuna_loop(case: Case, ledger: PrivacyLedger) -> None:
         lambda points: scores(space.decode(points)), bounds=(0.0, 1.0), ledger=ledger,
         evaluations=2, num_records=scores.num_records,
     )  # fmt: skip
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study()
-    study.optimize(lambda trial: report(trial, private, suggest(trial, space), space), n_trials=2)
+    optuna.create_study().optimize(
+        lambda trial: report(trial, private, suggest(trial, space), space), n_trials=2
+    )
 
 
 SEARCHES = {"PrivateSearch": search, "PrivateSearchCV": search_cv, "Optuna": optuna_loop}
 
 
-@table(ROWS, SEARCHES)
+@pytest.mark.parametrize("place", SEARCHES)
+@pytest.mark.parametrize("row", ROWS)
 def test_an_estimator_and_its_records_work_or_are_refused(row: str, place: str) -> None:
     case, ledger = ROWS[row], PrivacyLedger(budget=PrivacyBudget(9.0, 1e-4))
     outcome(lambda: SEARCHES[place](case, ledger), case.refused, ledger)
@@ -380,7 +381,6 @@ SAID: dict[str, tuple[Any, Any, str | None]] = {
     "a frame of numbers": (FRAME.drop(columns="job"), Y, None),
     "NaN in a number": (np.where(Z == Z[ODD], np.nan, Z), Y, None),
     "an infinity": (np.where(Z == Z[ODD], np.inf, Z), Y, None),
-    "rows that repeat": (Z[[0] * HALF + list(range(HALF, 2 * HALF))], Y, None),
     "a missing class": (Z, np.zeros_like(Y), None),
     "text in a column": (FRAME[["age", "income", "job"]], Y, "numbers"),
     "dates in a column": (dated(FRAME[["age", "income"]]), Y, "numbers"),
@@ -393,7 +393,8 @@ PRIVATE = {
 }
 
 
-@table(SAID, PRIVATE)
+@pytest.mark.parametrize("place", PRIVATE)
+@pytest.mark.parametrize("row", SAID)
 def test_a_private_estimator_fits_or_refuses(row: str, place: str) -> None:
     (features, targets, refused), ledger = SAID[row], PrivacyLedger(budget=PrivacyBudget(9.0, 1e-3))
     made = PRIVATE[place]()
