@@ -896,6 +896,7 @@ PUBLIC_FACTS = {
             "parts",
             "rows",
             "synthetic_records",
+            "why_unpublishable",
         )
     ),
 }

@@ -50,6 +50,7 @@ from botorch_dp.training.records import (
     TrainTest,
     datasets_of,
     each_part,
+    why_unpublishable,
 )
 from botorch_dp.training.trainer_setup import FORM_IS_PUBLIC, TRIED, Setup
 
@@ -321,6 +322,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             settings,
             num_records=len(records),
             optimizer=named.lower() if named.lower() in OPTIMIZERS else named,
+            unpublishable=why_unpublishable(records.dataset),
             conditions=(
                 *setup.conditions,
                 *(() if self._like is None else (FORM_IS_PUBLIC,)),

@@ -76,6 +76,7 @@ FIXED_BEFOREHAND = (
     "the hyper-parameters, the number of steps and the weights that training begins with were "
     "fixed without looking at the records (tuning on them costs privacy of its own)"
 )
+_DIFFERENT = "every row of the training data is another record: none comes twice"
 _COUNT_IS_PUBLIC = (
     "the sampling probability and the number of steps count as public, although they were "
     "computed from the number of records"
@@ -137,6 +138,7 @@ class TrainingPlan:
         conditions: What else the guarantee rests on, in sentences.
         notes: What else there is to know, and why settings that were left out are what they are.
         origin: How a receipt says that the settings came about.
+        unpublishable: Why models that are trained on these records must not be published, if so.
 
     Example:
         >>> plan = trainer.plan(  # a DPTrainer of 1,000 records
@@ -160,6 +162,7 @@ class TrainingPlan:
     conditions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     origin: Literal["not stated", "default rule"] = "not stated"
+    unpublishable: str = ""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -225,7 +228,7 @@ class TrainingPlan:
             return Guarantee(mechanism, unit, (), void="no noise was added")
         return Guarantee(
             mechanism,
-            unit.given(FIXED_BEFOREHAND, *self.conditions),
+            unit.given(FIXED_BEFOREHAND, _DIFFERENT, *self.conditions),
             (self.privacy_loss(steps),),
             assumptions=(_NOISE_IS_APPROXIMATE,),
             quoted_delta=self.delta,
@@ -237,6 +240,8 @@ class TrainingPlan:
         The noise is added exactly on its grid, and the slack for rounding covers the sum, within
         the limits checked here.
         """
+        if self.unpublishable:
+            raise PrivacyError(f"No model can be published. {self.unpublishable}")
         if self.noise_multiplier == 0:
             raise PrivacyError(
                 "`noise_multiplier` is 0, which promises nothing, so the model cannot be published "
@@ -288,7 +293,7 @@ class TrainingPlan:
     def to_dict(self) -> dict[str, Any]:
         """What a run depends on, JSON-ready."""
         plain = {**asdict(self), "conditions": list(self.conditions)}
-        del plain["notes"], plain["origin"]
+        del plain["notes"], plain["origin"], plain["unpublishable"]
         return {**plain, "relation": self.relation.name}
 
 

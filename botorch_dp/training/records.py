@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.training.randomness import seeded_everywhere
@@ -377,7 +378,7 @@ def datasets_of(data: object, like: Any) -> tuple[DatasetRecords, DatasetRecords
         return None
     if like is not None:
         _check_like(like)
-    found = []
+    found: list[DatasetRecords] = []
     for name, dataset in zip(("train", "test"), given, strict=False):
         if isinstance(dataset, torch.utils.data.DataLoader):
             check_data(dataset)
@@ -389,6 +390,8 @@ def datasets_of(data: object, like: Any) -> tuple[DatasetRecords, DatasetRecords
             )
         if len(dataset) == 0:
             raise ValueError(f"The {name} data set is empty.")
+        if not found and _repeats(dataset):
+            raise PrivacyError(_REPEATED)
         example = _form_of_tensors(dataset) if like is None else like
         if example is None:
             raise PrivacyError(
@@ -399,6 +402,36 @@ def datasets_of(data: object, like: Any) -> tuple[DatasetRecords, DatasetRecords
             )
         found.append(DatasetRecords(dataset, example))
     return found[0], found[1] if len(found) > 1 else None
+
+
+_REPEATED = (
+    "The train data set has a record in several rows. Each row is clipped alone, so that this "
+    "record would add more than the noise is made for. Give each record one row; what shall "
+    "count more gets a larger weight in the loss, of at most 1."
+)
+
+
+def _repeats(dataset: Any) -> bool:
+    """Whether a record can be seen to come more than once, by places and not by values."""
+    if not isinstance(dataset, Subset | ConcatDataset | TensorDataset):
+        return False
+    origins = _origins(dataset)
+    ordered = origins[:, np.lexsort(origins)]
+    return bool((ordered[:, 1:] == ordered[:, :-1]).all(axis=0).any())
+
+
+def _origins(dataset: Any) -> np.ndarray:
+    """Where each record is read from, ``2 x n``: which data set or memory, and its place there."""
+    if isinstance(dataset, Subset):
+        return _origins(dataset.dataset)[:, np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        return np.concatenate([_origins(part) for part in dataset.datasets], axis=1)
+    places = np.arange(len(dataset))
+    if not isinstance(dataset, TensorDataset):
+        return np.stack([np.full_like(places, id(dataset)), places])
+    first = dataset.tensors[0]
+    bytes_of_row = first.stride(0) * first.element_size() if first.numel() else 1
+    return np.stack([np.zeros_like(places), first.data_ptr() + bytes_of_row * places])
 
 
 def _check_like(like: Any) -> None:
@@ -460,6 +493,18 @@ def own_generators(dataset: Any) -> list[str]:
     return found
 
 
+def why_unpublishable(dataset: Any) -> str:
+    """Why records of a data set must not be trained on for others to see; empty if they may."""
+    names = own_generators(dataset)
+    if not names:
+        return ""
+    return (
+        f"The data set draws from random generators of its own ({', '.join(names)}): how often "
+        "one record draws decides what all others get. Draw from torch, numpy.random or random, "
+        "which are seeded anew for each record."
+    )
+
+
 def _held_by(value: Any) -> dict[str, Any]:
     """What an object or a function keeps, by name; no code of the object is run for it."""
     held = dict(getattr(value, "__dict__", {}))
@@ -478,9 +523,9 @@ _LEAVES = (Tensor, np.ndarray, str, bytes, type, ModuleType, *_GENERATORS)
 
 def _form_of_tensors(dataset: Any) -> tuple[Tensor, Tensor] | None:
     """The form of records that are rows of two tensors, whose types and shapes are public."""
-    while type(dataset) is torch.utils.data.Subset:
+    while type(dataset) is Subset:
         dataset = dataset.dataset
-    if type(dataset) is not torch.utils.data.TensorDataset or len(dataset.tensors) != 2:
+    if type(dataset) is not TensorDataset or len(dataset.tensors) != 2:
         return None
     X, Y = (tensor.new_zeros(tensor.shape[1:]) for tensor in dataset.tensors)
     return X, Y

@@ -514,6 +514,7 @@ class DPTrainer:
             conditions=self.setup.conditions,
             optimizer=optimizer,
             clipping=self.clipping,
+            unpublishable=self.setup.unpublishable,
         )
         for warning in left_out.warnings if left_out is not None else ():
             warn_caller(warning)

@@ -50,8 +50,8 @@ from botorch_dp.training.records import (
     check_data,
     datasets_of,
     form_of,
-    own_generators,
     parts,
+    why_unpublishable,
 )
 from botorch_dp.training.single_calls import values_decide_nothing
 
@@ -108,9 +108,10 @@ class Setup:
     ) -> None:
         self.data, self.loss, self.metric = data, loss, metric
         self._datasets = datasets_of(data, like)
-        self._generators: list[str] = []
+        #: Why nothing that is trained on these records may be published, if so.
+        self.unpublishable = ""
         if self._datasets is not None:
-            self._generators = own_generators(self._datasets[0].dataset)
+            self.unpublishable = why_unpublishable(self._datasets[0].dataset)
         form = data if self._datasets is None else form_of(*self._datasets)
         self.form = check_data(form, named_inputs=True, tests=False)
         self._stability = STABILITY if clipping == "normalized" else 0.0
@@ -141,7 +142,7 @@ class Setup:
         if mine != other:
             raise ValueError(f"`data` must hold records of {mine}, got {other}.")
         same = copy.copy(self)
-        same.data, same.form, same._datasets, same._generators = data, data, None, []
+        same.data, same.form, same._datasets, same.unpublishable = data, data, None, ""
         same.records = TrainingRecords(data.train_X, data.train_Y, self.num_classes)
         return same
 
@@ -166,11 +167,10 @@ class Setup:
         found = []
         if not self.num_tests:
             found.append("No accuracy is measured, because there are no test records.")
-        if self._generators:
+        if self.unpublishable:
             found.append(
-                "A seed does not repeat a training: the data set draws random numbers of its own "
-                f"({', '.join(self._generators)}). Those of torch, numpy.random and random are "
-                "repeated."
+                "No model can be published, and a seed does not repeat a training. "
+                + self.unpublishable
             )
         weights = [getattr(self.loss, name, None) for name in ("weight", "pos_weight")]
         largest = max((float(w.max()) for w in weights if isinstance(w, Tensor)), default=0.0)

@@ -152,6 +152,8 @@ class PrivateFit(PrivateSelection):
         checked_budget("budget", budget)
         # A delta that is warned of would be so once for each of a secret number of trainings.
         self._delta = min(budget.delta, 0.5 / len(setup.records))
+        if setup.unpublishable:
+            raise PrivacyError(f"No model can be published. {setup.unpublishable}")
         if self.space is not None:
             self._check_space(self.space)
         elif not self.trainer.chooses_with(self.fixed):

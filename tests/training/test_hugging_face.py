@@ -31,12 +31,14 @@ from transformers import (
 )
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import NeighboringRelation
+from botorch_dp.integrations.opacus import PrivacyEngine
+from botorch_dp.privacy import NeighboringRelation, PrivacyBudget, PrivacyLedger
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss
 from botorch_dp.training.networks import is_right
 from botorch_dp.training.records import DatasetRecords
 from botorch_dp.training.single_calls import values_decide_nothing
+from botorch_dp.tuning import PrivateFit
 from tests.training.helpers import SETTINGS, clipped_sum, flat, weights
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "hugging_face.md"
@@ -377,7 +379,8 @@ def test_augmented_records_are_repeated_by_a_seed(draw: Callable[[], float]) -> 
     assert not torch.equal(weights(one.model), weights(other.model))
     after = [str(torch.get_rng_state()), str(np.random.get_state()), str(random.getstate())]
     assert after == states
-    assert "A seed does not repeat" not in str(trainer.plan(**SETTINGS))
+    assert "a seed does not repeat" not in str(trainer.plan(**SETTINGS))
+    assert trainer.fit(**SETTINGS, publish=True).guarantee.status == "conditional"
     records = DatasetRecords(Augmented(draw), like)
     first, second = (records.take(torch.arange(4), seed)[0] for seed in (1, 2))
     assert isinstance(first, Tensor) and not torch.equal(first, second)
@@ -424,7 +427,25 @@ def test_a_data_set_with_random_numbers_of_its_own_is_named_and_not_read(
 
     trainer = DPTrainer(linear, cross_entropy_loss, Unread(draw), like=(torch.zeros(3), 0))
     plan = str(trainer.plan(**SETTINGS))
-    assert "A seed does not repeat a training" in plan and f"({name})" in plan
+    assert "a seed does not repeat a training" in plan and f"({name})" in plan
+    ledger = PrivacyLedger(budget=PrivacyBudget(100.0, 1e-4))
+    budget = PrivacyBudget(2.0, 1e-5)
+    with pytest.raises(PrivacyError, match=r"can be published.*\(transforms.*torch, numpy"):
+        trainer.fit(**SETTINGS, publish=True, ledger=ledger)
+    with pytest.raises(PrivacyError, match="No model can be published"):
+        PrivateFit(trainer, budget=budget, test_records="training")
+    model = linear()
+    with pytest.raises(PrivacyError, match="No model can be published"):
+        PrivacyEngine(ledger=ledger, like=(torch.zeros(3), 0)).make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=torch.utils.data.DataLoader(Unread(draw), batch_size=4),
+            noise_multiplier=4.0,
+            max_grad_norm=1.0,
+            epochs=1,
+            criterion=nn.CrossEntropyLoss(),
+        )
+    assert not ledger.entries()
 
 
 # --- What is frozen, and what is refused. ---

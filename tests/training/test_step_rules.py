@@ -128,7 +128,8 @@ def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path, name: str) -> Non
     loss = Interrupting(13)
     each = DPTrainer(NETWORK, loss, FLOAT_DATA, **CHOICES[name])
     loss.armed = True
-    each.fit(**SETTINGS, seed=4, curve=(1, 3), checkpoint=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt, match=r"^13 of 30 steps"):
+        each.fit(**SETTINGS, seed=4, curve=(1, 3), checkpoint=tmp_path / "run")
     loss.armed = False
     resumed = each.fit(**SETTINGS, seed=4, curve=(1, 3), checkpoint=tmp_path / "run")
     whole = each.fit(**SETTINGS, seed=4, curve=(1, 3))
