@@ -78,8 +78,12 @@ def parser() -> argparse.ArgumentParser:
     create.add_argument("path", type=Path, metavar="FILE")
     create.add_argument("--epsilon", type=float, required=True)
     create.add_argument("--delta", type=float, default=0.0, help="default: 0")
+    create.add_argument(
+        "--summed", type=float, help="share for releases without Gaussian noise, from 0 to 1"
+    )
+    create.add_argument("--renyi", action="store_true", help="for trainings with DP-SGD")
     create.set_defaults(run=_ledger_create)
-    show = actions.add_parser("show", help="budget, spendings and all charges")
+    show = actions.add_parser("show", help="what is used, what is left, and all charges")
     show.add_argument("path", type=Path, metavar="FILE")
     show.set_defaults(run=_ledger_show)
 
@@ -185,7 +189,10 @@ def _ledger_create(options: argparse.Namespace) -> int:
 
     if options.path.exists():
         raise ValueError(f"{options.path} exists already.")
-    PrivacyLedger(options.path, PrivacyBudget(options.epsilon, options.delta)).close()
+    budget = PrivacyBudget(
+        options.epsilon, options.delta, summed=options.summed, renyi=options.renyi
+    )
+    PrivacyLedger(options.path, budget).close()
     return 0
 
 

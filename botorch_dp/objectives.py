@@ -75,17 +75,7 @@ def gaussian_mu_left(ledger: PrivacyLedger) -> Fraction:
 
 def check_bearable(ledger: PrivacyLedger, guarantee: Guarantee) -> None:
     """Raise unless the ledger could bear all of a run that is charged in parts."""
-    if ledger.bears(guarantee):
-        return
-    delta = guarantee.quoted_delta or 0.0
-    requested, remaining = (guarantee.epsilon(delta), delta), ledger.remaining()
-    raise BudgetExhausted(
-        f"The {guarantee.mechanism} asks for epsilon {requested[0]:.6g} in all, but what is left "
-        f"of {ledger.budget} is {remaining}. Nothing was charged and nothing was read. Give it a "
-        "smaller budget.",
-        requested=requested,
-        remaining=remaining,
-    )
+    ledger.check_bears(guarantee)
 
 
 class Evaluations(NamedTuple):

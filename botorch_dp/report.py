@@ -185,7 +185,7 @@ def _price(
         headline = f"ε = {budget.epsilon:g}" + (f", δ = {budget.delta:g}" if budget.delta else "")
         headline += ": the budget that its trainings were charged to"
         rest += [
-            "; ".join(ledger.summary()),
+            ledger.summary(),
             "How much was spent may follow from the records: quote the budget.",
             ledger.guarantee.paragraph(),
         ]

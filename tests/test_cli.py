@@ -175,10 +175,10 @@ class TestReceipts:
 
 class TestLedger:
     def test_create_and_show(self, capsys) -> None:
-        create = ("ledger", "create", "l.sqlite", "--epsilon", "2", "--delta", "1e-6")
+        create = ("ledger", "create", "l.sqlite", "--epsilon", "2", "--delta", "1e-6", "--renyi")
         assert call(capsys, *create)[0] == 0
         with PrivacyLedger("l.sqlite") as ledger:
-            assert ledger.budget == PrivacyBudget(2.0, 1e-6)
+            assert ledger.budget == PrivacyBudget(2.0, 1e-6, renyi=True)
             laplace_mechanism(0.0, sensitivity=1.0, epsilon=0.5, ledger=ledger)
             shown = f"{ledger}\n"
         code, out, _ = call(capsys, "ledger", "show", "l.sqlite")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 
 import pytest
 
@@ -66,3 +67,21 @@ def test_type_checkers_see_the_names_that_are_loaded_late() -> None:
         for alias in node.names
     }
     assert seen == botorch_dp._HOME
+
+
+def test_whatever_takes_a_ledger_to_charge_takes_a_label() -> None:
+    found = 0
+    for where in NAMES:
+        module = importlib.import_module(f"botorch_dp.{where}")
+        for name in public_names(source_of(where)):
+            value = getattr(module, name)
+            methods = vars(value).items() if inspect.isclass(value) else ()
+            for each, call in ((name, value), *((f"{name}.{m}", f) for m, f in methods)):
+                if callable(call) and "._" not in each and each != "Receipt.of":
+                    try:
+                        parameters = inspect.signature(call).parameters
+                    except ValueError:
+                        continue
+                    assert "ledger" not in parameters or "label" in parameters, each
+                    found += "ledger" in parameters
+    assert found > 12

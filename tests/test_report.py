@@ -146,7 +146,7 @@ def test_the_price_of_a_study_with_a_budget_is_its_ledgers(tmp_path: Path) -> No
         assert "without noise. Keep this file" not in page
     with PrivacyLedger(beside) as ledger:  # a training that was killed and drawn again
         ledger.charge(ledger.entries()[0].guarantee)
-        left = ledger.summary()[2]
+        left = ledger.summary()
     again = study_report(path, tmp_path / "again.html").read_text()
     assert left in again and left not in stored
     elsewhere = Path(shutil.move(beside, tmp_path / "elsewhere"))

@@ -123,6 +123,7 @@ class DPGIBO:
             parameter, which sets the steps instead.
         unit: Whom or what one column is; replace-one is the only relation.
         ledger: Charged for each step before the records are asked.
+        label: What it is for, in public words; shown in the ledger.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing, and no
             ledger can be charged for it.
 
@@ -155,6 +156,7 @@ class DPGIBO:
         step_size: float | MakeOptimizer = 0.1,
         unit: PrivacyUnit = ONE_RECORD,
         ledger: PrivacyLedger | None = None,
+        label: str = "",
         unsafe_seed: int | None = None,
     ) -> None:
         check_callable("record_losses", record_losses)
@@ -175,7 +177,7 @@ class DPGIBO:
             check_positive("step_size", step_size)
         self._settings = settings
         self._record_losses = record_losses
-        self._ledger = ledger
+        self._ledger, self._label = ledger, label
         self._noise = observation_noise(derivatives, location, settings.design.noise_variance)
         #: What the optimizer works on; what was stored is in the progress.
         self._parameter = torch.nn.Parameter(location.clone())
@@ -415,6 +417,7 @@ class DPGIBO:
             what="DP-GIBO",
             settings=self._described,
             ledger=self._ledger,
+            label=self._label,
         )
         if opened.path is None:
             self._run = opened

@@ -53,6 +53,7 @@ def private_start(
     num_points: int,
     ledger: PrivacyLedger | None = None,
     key: str | None = None,
+    label: str = "",
     num_records: int | None = None,
     seed: int | None = None,
     unit: PrivacyUnit = ONE_RECORD,
@@ -79,6 +80,7 @@ def private_start(
         num_points: How many points to compare.
         ledger: Charged before the records are asked.
         key: Names the chosen point in the ledger: asked again, the same point is returned, free.
+        label: What it is for, in public words; shown in the ledger.
         num_records: ``n``; else taken from the losses.
         seed: Of the Sobol sequence (public); from torch's generator if None.
         unit: Whom or what one column is; replace-one is the only relation.
@@ -127,7 +129,7 @@ def private_start(
         return X[choice.value]
 
     about = {"box": box.tolist(), "bounds": [low, high], "num_points": num_points, "seed": seed}
-    label = "start of a private descent"
+    label = label or "start of a private descent"
     chosen = release_through(ledger, price, draw, read=read, key=key, label=label, about=about)
     return Release(chosen.to(X), price if unsafe_seed is None else price.simulated())
 

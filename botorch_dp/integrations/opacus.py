@@ -101,6 +101,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
 
     Args:
         ledger: Charged with the complete run.
+        label: What it is for, in public words; shown in the ledger.
         unsafe_seed: A non-negative integer that fixes batches and noise.
         delta: Where epsilon is stated and charged.
         like: A public or made-up ``(inputs, target)``, for data sets other than ``TensorDataset``:
@@ -130,12 +131,14 @@ class PrivacyEngine(opacus.PrivacyEngine):
         self,
         *,
         ledger: PrivacyLedger | None = None,
+        label: str = "",
         unsafe_seed: int | None = None,
         delta: float = DELTA,
         like: tuple[Any, Any] | None = None,
     ) -> None:
         check_payment(ledger, unsafe_seed=unsafe_seed)
         self.ledger, self.unsafe_seed, self._like = ledger, unsafe_seed, like
+        self.label = label
         self.delta = check_delta("delta", delta)
         self._loop: Loop | None = None
 
@@ -335,8 +338,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             warn_large_delta(plan.delta, plan.num_records)
             if self.ledger is not None:
                 stated = None if self.ledger.budget.renyi else plan.delta
-                label = f"Opacus: {plan.guarantee.mechanism}"
-                self.ledger.charge(plan.guarantee, label=label, delta=stated)
+                self.ledger.charge(plan.guarantee, label=self.label, delta=stated)
         coins: Randomness = (
             SystemRandomness()
             if self.unsafe_seed is None

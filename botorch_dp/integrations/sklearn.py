@@ -144,6 +144,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         *,
         ledger: PrivacyLedger | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        label: str = "",
     ) -> PrivateSearchCV:
         """Search, and fit the released configuration to the public records.
 
@@ -152,13 +153,17 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
             y: Their targets.
             ledger: Charged before the records are read.
             checkpoint: A file to continue an interrupted search from; it is sensitive.
+            label: What it is for, in public words; shown in the ledger.
         """
         if y is None:
             raise ValueError("It requires y to be passed, but the target y is None.")
         train, validation = self._records(X, y)
         search = self._search(train, validation)
         result = search.run(
-            checkpoint=checkpoint, ledger=ledger, release_score=bool(self.release_score)
+            checkpoint=checkpoint,
+            ledger=ledger,
+            label=label,
+            release_score=bool(self.release_score),
         )
         self.best_params_ = result.config.value
         self.guarantee_ = result.guarantee
@@ -390,7 +395,12 @@ class _PrivateEstimator(BaseEstimator):
         return replace(plan, conditions=tuple(conditions))
 
     def _fit(
-        self, X: ArrayLike, y: Any, targets: Callable[[], Tensor], ledger: PrivacyLedger | None
+        self,
+        X: ArrayLike,
+        y: Any,
+        targets: Callable[[], Tensor],
+        ledger: PrivacyLedger | None,
+        label: str,
     ) -> None:
         """Train; ``targets`` is called when it is time to read the records."""
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
@@ -413,7 +423,7 @@ class _PrivateEstimator(BaseEstimator):
             ledger,
             plan.guarantee,
             train,
-            label=f"{type(self).__name__}, {plan.guarantee.mechanism}",
+            label=label,
             delta=None if ledger is None or ledger.budget.renyi else self.delta,
         )
         self.guarantee_ = plan.guarantee if self.unsafe_seed is None else plan.guarantee.simulated()
@@ -503,7 +513,9 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
     def _parameters(self) -> tuple[int, torch.dtype]:
         return len(_labels(self.classes)), torch.long
 
-    def fit(self, X: ArrayLike, y: Any, *, ledger: PrivacyLedger | None = None) -> DPClassifier:
+    def fit(
+        self, X: ArrayLike, y: Any, *, ledger: PrivacyLedger | None = None, label: str = ""
+    ) -> DPClassifier:
         """Train, and release the model; a second fit is a second release.
 
         Args:
@@ -511,11 +523,12 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
             y: Labels, ``n``, of the type of ``classes``; a record with another label counts as
                 none.
             ledger: Charged before a record is read.
+            label: What it is for, in public words; shown in the ledger.
         """
         self.classes_ = _labels(self.classes)
         kind = self.classes_.dtype.kind
         _check_type("y", y, {"U": "UO", "f": "f"}.get(kind, "biu"))
-        self._fit(X, y, lambda: _places(y, self.classes_), ledger)
+        self._fit(X, y, lambda: _places(y, self.classes_), ledger, label)
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -580,13 +593,16 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
         _within(np.zeros(0), "target_bounds", self.target_bounds)
         return 1, torch.float32
 
-    def fit(self, X: ArrayLike, y: Any, *, ledger: PrivacyLedger | None = None) -> DPRegressor:
+    def fit(
+        self, X: ArrayLike, y: Any, *, ledger: PrivacyLedger | None = None, label: str = ""
+    ) -> DPRegressor:
         """Train, and release the model; a second fit is a second release.
 
         Args:
             X: Features, ``n x d``, of numbers.
             y: Targets, ``n``; a record with a target that is not finite counts as none.
             ledger: Charged before a record is read.
+            label: What it is for, in public words; shown in the ledger.
         """
         _check_type("y", y, "biuf")
 
@@ -594,7 +610,7 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
             scaled = _within(np.asarray(y, dtype=np.float64), "target_bounds", self.target_bounds)
             return torch.from_numpy(scaled.astype(np.float32)).unsqueeze(1)
 
-        self._fit(X, y, targets, ledger)
+        self._fit(X, y, targets, ledger, label)
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:

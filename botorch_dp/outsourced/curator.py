@@ -82,6 +82,7 @@ class PrivateAnswers:
         sensitivity: The most an answer can move. Give this or ``bounds``.
         bounds: Public bounds to which answers are clipped; the sensitivity is their distance.
         ledger: Where each answer is charged.
+        label: What it is for, in public words; shown in the ledger.
 
     Example:
         >>> answers = PrivateAnswers(epsilon=0.5, bounds=(0.0, 1.0))
@@ -93,6 +94,7 @@ class PrivateAnswers:
     sensitivity: float | None = None
     bounds: tuple[float, float] | None = None
     ledger: PrivacyLedger | None = None
+    label: str = ""
 
     def __post_init__(self) -> None:
         check_positive("epsilon", self.epsilon)
@@ -349,7 +351,7 @@ class Curator:
             lambda measured: private._released(measured, unsafe_seed=seed),
             read=lambda: float(self._evaluate(index)),
             key=f"answer to {request}",
-            label=f"answer for row {index}",
+            label=private.label or f"answer for row {index}",
         )
 
     def _released(
@@ -643,6 +645,7 @@ class GaussianNoiseCurator(Curator):
         projection_seed: Public seed of the projection. That it was chosen without the rows is a
             condition on the caller.
         ledger: Charged with the release of the rows before it is made.
+        label: What it is for, in public words; shown in the ledger.
         answers: How to release sensitive answers; see :class:`PrivateAnswers`.
         max_queries: The most questions that will be answered.
         log: File of the released rows, of questions and of answers.
@@ -672,6 +675,7 @@ class GaussianNoiseCurator(Curator):
         row_distance: float = 1.0,
         projection_seed: int = 0,
         ledger: PrivacyLedger | None = None,
+        label: str = "",
         answers: PrivateAnswers | None = None,
         max_queries: int | None = None,
         log: str | os.PathLike[str] = MEMORY,
@@ -719,7 +723,6 @@ class GaussianNoiseCurator(Curator):
             return [release.value, release.scale]
 
         def release_rows() -> Release[Tensor]:
-            label = "outsourced data set"
             if self._run.path is not None:
                 value, scale = self._released(
                     ledger, price, draw, read=read, key="rows", label=label

@@ -65,11 +65,14 @@ class ChargedProblem(PrivacyUtilityProblem):
     Args:
         problem: Its trainings draw noise from the operating system.
         ledger: What they are charged to.
+        label: What the study is for.
     """
 
-    def __init__(self, problem: PrivacyUtilityProblem, ledger: PrivacyLedger) -> None:
+    def __init__(
+        self, problem: PrivacyUtilityProblem, ledger: PrivacyLedger, label: str = ""
+    ) -> None:
         vars(self).update(vars(problem))
-        self.ledger = ledger
+        self.ledger, self.label = ledger, label
         #: Trainings that were charged here.
         self.charges = 0
         #: A ledger that adds up epsilons and deltas only is told both of a training by DP-SGD.
@@ -85,6 +88,7 @@ class ChargedProblem(PrivacyUtilityProblem):
         Raises:
             BudgetExhausted: The budget cannot bear them. Nothing was charged.
         """
+        label = f"{self.label}: {label}" if self.label else label
         self.ledger.charge(self.price(config, trainings), label=label)
         self.charges += trainings
 

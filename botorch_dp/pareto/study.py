@@ -77,6 +77,7 @@ class DPareto:
             ledger. Each training (replicates and re-evaluations too) is charged before it begins,
             and a run ends when the budget can bear no config of the space. The problem's promise
             must have ``secret_noise``.
+        label: What the study is for, in public words; shown in the ledger.
 
     Example:
         >>> study = DPareto(problem, storage="study.sqlite", seed=0)
@@ -97,6 +98,7 @@ class DPareto:
         candidates: int = 2048,
         grid_levels: int | Mapping[str, int] = 3,
         budget: PrivacyBudget | PrivacyLedger | None = None,
+        label: str = "",
     ) -> None:
         if not callable(acquisition):
             names = get_args(AcquisitionName)
@@ -126,7 +128,7 @@ class DPareto:
             )
             self._search.known.check_stored(self._file.trials)
             if budget is not None:
-                self._charged = ChargedProblem(problem, self._opened(budget))
+                self._charged = ChargedProblem(problem, self._opened(budget), label)
         except BaseException:
             self.close()
             raise

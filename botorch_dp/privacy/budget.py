@@ -21,6 +21,7 @@ and so are exact; what leaves them as a float is rounded to the safe side.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -136,7 +137,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Compartments:
-    """The limits of both compartments, and who fixed them."""
+    """The limits of both compartments, and why they are what they are, in words."""
 
     epsilon: float
     delta: float
@@ -154,9 +155,11 @@ class Compartments:
     def by_first_charge(cls, budget: PrivacyBudget, *, is_gaussian: bool) -> Compartments:
         """All of the budget for charges of the first one's kind."""
         if is_gaussian:
-            return cls.of(budget, (0.0, 0.0), "the first charge, a Gaussian one,")
-        whole = (budget.epsilon, budget.delta)
-        return cls.of(budget, whole, "the first charge, one without Gaussian noise,")
+            return cls.of(
+                budget, (0.0, 0.0), "the first charge, a Gaussian one, reserved all of it"
+            )
+        whole, kind = (budget.epsilon, budget.delta), "one without Gaussian noise"
+        return cls.of(budget, whole, f"the first charge, {kind}, reserved all of it")
 
     @property
     def purely_gaussian(self) -> bool:
@@ -221,8 +224,8 @@ class Compartments:
     def summed_left(self, totals: Totals) -> tuple[float, float]:
         """The (epsilon, delta) that summed releases could still cost."""
         return (
-            float_below(max(Fraction(0), Fraction(self.epsilon) - totals.epsilon)),
-            float_below(max(Fraction(0), Fraction(self.delta) - totals.delta)),
+            float_below(_left(Fraction(self.epsilon), totals.epsilon)),
+            float_below(_left(Fraction(self.delta), totals.delta)),
         )
 
     def gaussian_left(self, totals: Totals) -> tuple[float, float]:
@@ -231,7 +234,31 @@ class Compartments:
 
     def mu_squared_left(self, totals: Totals) -> Fraction:
         """The square of the mu that could still be charged."""
-        return max(Fraction(0), Fraction(self.mu) ** 2 - totals.mu_squared)
+        return _left(Fraction(self.mu) ** 2, totals.mu_squared)
+
+    def how_many(self, totals: Totals, cost: Cost) -> int:
+        """How many more charges of this cost, which is not zero, the budget can bear."""
+        limits = Fraction(self.epsilon), Fraction(self.delta), Fraction(self.mu) ** 2
+        spent = totals.epsilon, totals.delta, totals.mu_squared
+        needs = Fraction(cost[0]), Fraction(cost[1]), Fraction(cost[2]) ** 2
+        parts = zip(limits, spent, needs, strict=True)
+        return int(min((x * (1 + ALLOWANCE) - y) / need for x, y, need in parts if need > 0))
+
+    def shares(self, totals: Totals, costs: Iterable[Cost]) -> list[float]:
+        """The share of the budget that each cost uses; a compartment counts by its epsilon.
+
+        Of summed epsilons and deltas, those count that are nearer to their limit.
+        """
+        whole = self.epsilon + self.gaussian_epsilon
+        summed, gaussian = self.epsilon / whole, self.gaussian_epsilon / whole
+        of, place = self.epsilon, 0
+        if totals.delta * Fraction(self.epsilon) > totals.epsilon * Fraction(self.delta):
+            of, place = self.delta, 1
+        return [
+            (summed * cost[place] / of if summed else 0.0)
+            + (gaussian * (cost[2] / self.mu) ** 2 if gaussian else 0.0)
+            for cost in costs
+        ]
 
     def spent(self, totals: Totals) -> tuple[float, float]:
         """Both compartments' spendings in (epsilon, delta), rounded up."""
@@ -270,6 +297,11 @@ class Compartments:
             return gaussian_epsilon(mu, self.gaussian_delta)
         divergence = 0.5 * self.order * mu * mu * (1 + 1e-15)
         return renyi_epsilon(divergence, self.order, self.gaussian_delta)
+
+
+def _left(limit: Fraction, spent: Fraction) -> Fraction:
+    """What is left, and nothing where it is less than what decimals may be off by."""
+    return limit - spent if limit - spent > ALLOWANCE * limit else Fraction(0)
 
 
 @lru_cache(maxsize=64)

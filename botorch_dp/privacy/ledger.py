@@ -19,6 +19,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from typing import Any, TypeVar
 from botorch_dp._checks import check_callable, check_integer, check_path
 from botorch_dp._files import MEMORY, FileKind, StateFile, now
 from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.privacy._gaussian import pure_dp_epsilon
 from botorch_dp.privacy.budget import Compartments, PrivacyBudget, Totals, stated_cost
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
@@ -43,12 +45,14 @@ from botorch_dp.privacy.rounding import (
     exactly,
     rounded_down,
     rounded_up,
-    sqrt_above,
     sqrt_below,
 )
 from botorch_dp.privacy.runs import RELEASE_TABLES, ReleaseStore
 
 T = TypeVar("T")
+
+#: The identity of a run, which the keys of its values begin with.
+_OF_A_RUN = re.compile("^[0-9a-f]{32}/")
 
 
 @dataclass(frozen=True)
@@ -294,15 +298,9 @@ class PrivacyLedger:
             self._check_relation(settled["relation"], guarantee.relation)
         chosen = self.compartments(settled)
         compartments, cost = self._priced(guarantee, stated, chosen)
-        totals = self._file.totals()
-        if not compartments.can_bear(totals, cost):
-            if cost[2] > 0 and self._budget.delta == 0:
-                raise PrivacyError(
-                    f"The {guarantee.mechanism} needs a budget with delta > 0, and the ledger's is "
-                    f"PrivacyBudget({self._budget.epsilon:g}): start one with PrivacyBudget("
-                    "epsilon, 1e-6) or so, or use Laplace noise. Nothing was charged or read."
-                )
-            raise self._exhausted(guarantee, label, compartments, totals, cost)
+        refusal = self._refusal(guarantee, label, compartments, cost)
+        if refusal is not None:
+            raise refusal
         if chosen is None:
             is_gaussian = _is_gaussian(guarantee, stated)
             self._file.settle("summed", "nothing" if is_gaussian else "all")
@@ -318,13 +316,22 @@ class PrivacyLedger:
             price: As for :meth:`charge`, with its errors.
             delta: As for :meth:`charge`.
         """
+        return self._refused(price, "", delta) is None
+
+    def check_bears(self, price: Guarantee, *, label: str = "", delta: float | None = None) -> None:
+        """Raise as :meth:`charge` would, and charge nothing. For runs that are charged in parts."""
+        refusal = self._refused(price, label, delta)
+        if refusal is not None:
+            raise refusal
+
+    def _refused(self, price: Guarantee, label: str, delta: float | None) -> PrivacyError | None:
         stated = _checked_price(price, delta)
         with self._file.snapshot():
             settled = self._file.settled()
             if settled.get("relation") is not None:
                 self._check_relation(settled["relation"], price.relation)
             compartments, cost = self._priced(price, stated, self.compartments(settled))
-            return compartments.can_bear(self._file.totals(), cost)
+            return self._refusal(price, label, compartments, cost)
 
     def _priced(
         self, guarantee: Guarantee, stated: Cost | None, chosen: Compartments | None
@@ -388,43 +395,70 @@ class PrivacyLedger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __str__(self) -> str:
-        """The entries as a table, with what they add up to."""
-        head = ("#", "charged at (UTC)", "epsilon", "delta", "mu", "label", "mechanism")
-        rows = [
-            (
-                str(entry.number),
-                entry.charged_at[:19].replace("T", " "),
-                *(rounded_up(cost) for cost in (entry.epsilon, entry.delta, entry.mu)),
-                entry.label,
-                entry.guarantee.mechanism,
-            )
-            for entry in self.entries()
-        ]
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in (head, *rows)
-        ]
-        return "\n".join([*lines, *self.summary()])
+    def shares(self) -> list[float]:
+        """The share of the budget that each charge used; what is missing to 1 is left."""
+        compartments = self.compartments()
+        costs = [(entry.epsilon, entry.delta, entry.mu) for entry in self.entries()]
+        return [] if compartments is None else compartments.shares(self._file.totals(), costs)
 
-    def summary(self) -> list[str]:
-        """Budget, spendings and what is left, one line each, rounded to the safe side."""
-        budget, compartments, totals = self._budget, self.compartments(), self._file.totals()
-        spent, left = self.spent(), self.remaining()
-        lines = [
-            f"budget  epsilon {exactly(budget.epsilon)}, delta {exactly(budget.delta)}",
-            f"spent   epsilon {rounded_up(spent[0])}, delta {rounded_up(spent[1])}",
-            f"left    epsilon {rounded_down(left[0])}, delta {rounded_down(left[1])}",
+    def __str__(self) -> str:
+        """What is used and left in a sentence, and a table of the charges and their shares."""
+        entries = self.entries()
+        if not entries:
+            return self.summary()
+        used, shares, so_far = 0, [], 0.0
+        for share in self.shares():  # in thousandths, what is spent rounded up
+            so_far += share
+            before, used = used, min(1000, math.ceil(1000 * so_far - 1e-6))
+            shares.append("<0.1%" if used == before and share else f"{(used - before) / 10:.1f}%")
+        table = [
+            ("date", "what", "label", "key", "share"),
+            *(
+                (
+                    e.charged_at[:10],
+                    e.guarantee.mechanism,
+                    e.label,
+                    _OF_A_RUN.sub("", e.key or ""),
+                    share,
+                )
+                for e, share in zip(entries, shares, strict=True)
+            ),
+            ("", "left", "", "", f"{(1000 - used) / 10:.1f}%"),
         ]
-        if compartments is not None and totals.mu_squared > 0:
-            lines.append(
-                f"        Gaussian noise: mu {rounded_up(sqrt_above(totals.mu_squared))} of "
-                f"{rounded_down(compartments.mu)}. Squares of mu add up, epsilons of Gaussian "
-                "noise do not:\n        spent and left may exceed the budget together, and share "
-                "its delta."
-            )
-        return lines
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = (
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in table
+        )
+        return "\n".join([self.summary(), "", *lines])
+
+    def summary(self) -> str:
+        """What is used, rounded up, and what may still be released, rounded down; one sentence."""
+        whole, totals, compartments = self._whole, self._file.totals(), self.compartments()
+        if compartments is None or totals.count == 0:
+            return f"Nothing of {whole} is used."
+        by = f"by {totals.count} {'charge' if totals.count == 1 else 'charges'}"
+        epsilon, mu = compartments.summed_left(totals)[0], self.mu_left()
+        if compartments.purely_gaussian and not self._budget.renyi:
+            epsilon = pure_dp_epsilon(mu)
+        still = [f"one Laplace release of at most ε = {rounded_down(epsilon)}"] * (epsilon > 0)
+        if mu > 0:
+            left = [rounded_down(each) for each in compartments.of_mu(mu)]
+            still.append(f"one Gaussian release of at most ε = {left[0]} at δ = {left[1]}")
+        if not still:
+            return f"All of {whole} is used up, {by}."
+        last = self.entries()[-1]
+        cost = (last.epsilon, last.delta, last.mu)
+        if any(cost):
+            more = compartments.how_many(totals, cost)
+            still.append(f"{more if more else 'none'} like the last one")
+        used = math.ceil(1000 * math.fsum(self.shares()) - 1e-6) / 10
+        return f"{used:.1f}% of {whole} is used, {by}; you can still make {', or '.join(still)}."
+
+    @property
+    def _whole(self) -> str:
+        budget = self._budget
+        return f"the budget (ε = {exactly(budget.epsilon)}, δ = {exactly(budget.delta)})"
 
     def __deepcopy__(self, memo: object) -> PrivacyLedger:
         """A budget is shared, never copied."""
@@ -449,42 +483,61 @@ class PrivacyLedger:
         """The limits of the two compartments; None until the first charge has decided."""
         budget = self._budget
         if budget.share is not None:
-            return Compartments.of(budget, budget.share, "`summed` of the budget")
+            return Compartments.of(budget, budget.share, "its `summed` share leaves none")
         choice = (self._file.settled() if settled is None else settled).get("summed")
         if choice is None:
             return None
         return Compartments.by_first_charge(budget, is_gaussian=choice == "nothing")
 
-    def _exhausted(
+    def _refusal(
         self,
         guarantee: Guarantee,
         label: str,
         compartments: Compartments,
-        totals: Totals,
         cost: Cost,
-    ) -> BudgetExhausted:
-        """The refusal, in the budget's own (epsilon, delta)."""
-        budget, asked = self._budget, compartments.in_epsilon_delta(cost)
-        limit, left, kind = budget.epsilon, compartments.remaining(totals), ""
-        if cost[2] == 0:
-            limit, left = compartments.epsilon, compartments.summed_left(totals)
-            kind = " for releases without Gaussian noise"
-        elif cost[:2] == (0.0, 0.0):
+    ) -> PrivacyError | None:
+        """Why the budget cannot bear this, in its own (epsilon, delta); None if it can."""
+        budget, totals = self._budget, self._file.totals()
+        if compartments.can_bear(totals, cost):
+            return None
+        if cost[2] > 0 and budget.delta == 0:
+            return PrivacyError(
+                f"The {guarantee.mechanism} needs a budget with delta > 0, and the ledger's is "
+                f"PrivacyBudget({budget.epsilon:g}): start one with PrivacyBudget(epsilon, 1e-6) "
+                "or so, or use Laplace noise. Nothing was charged or read."
+            )
+        kind, asked = "releases without Gaussian noise", compartments.in_epsilon_delta(cost)
+        limit, left = compartments.epsilon, compartments.summed_left(totals)
+        if cost[2] > 0 and compartments.can_bear(totals, (*cost[:2], 0.0)):
+            kind, asked = "Gaussian noise", compartments.in_epsilon_delta((0.0, 0.0, cost[2]))
             limit, left = compartments.gaussian_epsilon, compartments.gaussian_left(totals)
-            kind = " for Gaussian noise"
-        why = f"{kind}, as {compartments.origin} has fixed" if limit < budget.epsilon else ""
+        for_kind = f" for {kind}" if limit < budget.epsilon else ""
         ((alike,),) = self._file.query("SELECT COUNT(*) FROM charge WHERE label = ?", (label,))
         made = f"{totals.count} {'charge was' if totals.count == 1 else 'charges were'} made"
-        if label and totals.count:
+        if label and alike:
             made += f", {'all' if alike == totals.count else alike} of them for {label!r}"
-        asks = f"(ε = {rounded_up(asked[0])}, δ = {rounded_up(asked[1])})"
+        whole = self._whole.capitalize()
+        if limit == 0:
+            why = (
+                f"None of {self._whole} is available{for_kind}: {compartments.origin}. A ledger "
+                f"with PrivacyBudget({exactly(budget.epsilon)}, {exactly(budget.delta)}, "
+                "summed=0.3) allows both."
+            )
+        elif left[0] == 0 or (asked[1] > 0 and left[1] == 0):
+            why = f"{whole} is used up{for_kind}: {made}."
+        else:
+            own = asked if guarantee.quoted_delta is None else guarantee.quoted
+            asks, counts = (f"(ε = {rounded_up(x)}, δ = {rounded_up(y)})" for x, y in (own, asked))
+            why = (
+                f"{whole} cannot bear {label or guarantee.mechanism!r}, which asks for {asks}"
+                f"{'' if asks == counts else f', here {counts}'}: at most (ε = "
+                f"{rounded_down(left[0])}, δ = {rounded_down(left[1])}) is left{for_kind}, and "
+                f"{made}."
+            )
         return BudgetExhausted(
-            f"The budget (ε = {exactly(budget.epsilon)}, δ = {exactly(budget.delta)}) cannot bear "
-            f"another release: {made}. {label or guarantee.mechanism!r} asks for "
-            f"{asks if asked[0] < math.inf else 'Gaussian noise'}, and (ε = "
-            f"{rounded_down(left[0])}, δ = {rounded_down(left[1])}) is left{why}. No record was "
-            "read this time and nothing was charged; what was released may still be used.",
-            requested=asked,
+            f"{why} No record was read this time and nothing was charged; what was released may "
+            "still be used.",
+            requested=compartments.in_epsilon_delta(cost),
             remaining=compartments.remaining(totals),
         )
 

@@ -97,6 +97,7 @@ def laplace_mechanism(
     unit: PrivacyUnit = ONE_RECORD,
     ledger: PrivacyLedger | None = None,
     key: str | None = None,
+    label: str = "",
     unsafe_seed: int | None = None,
 ) -> Release[ValueT]:
     r"""Release ``value + Lap(sensitivity / epsilon)`` with independent noise in each coordinate.
@@ -116,6 +117,7 @@ def laplace_mechanism(
             rests on.
         ledger: What the release is charged to, before noise is drawn.
         key: Names the released value in the ledger: asking again replays it, free of charge.
+        label: What it is for, in public words; shown in the ledger.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -133,7 +135,7 @@ def laplace_mechanism(
     scale = laplace_scale(float(sensitivity), float(epsilon), len(values))
     source = noise_source(unsafe_seed)
     noisy = released(
-        lambda: source.add_laplace(values, scale), guarantee, scale, ledger, key, unsafe_seed
+        lambda: source.add_laplace(values, scale), guarantee, scale, ledger, key, label, unsafe_seed
     )
     return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
@@ -167,6 +169,7 @@ def gaussian_mechanism(
     unit: PrivacyUnit = ONE_RECORD,
     ledger: PrivacyLedger | None = None,
     key: str | None = None,
+    label: str = "",
     unsafe_seed: int | None = None,
 ) -> Release[ValueT]:
     r"""Release ``value + N(0, (sensitivity / mu)^2 I)``.
@@ -193,6 +196,7 @@ def gaussian_mechanism(
             rests on.
         ledger: What the release is charged to, before noise is drawn.
         key: Names the released value in the ledger: asking again replays it, free of charge.
+        label: What it is for, in public words; shown in the ledger.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -211,7 +215,13 @@ def gaussian_mechanism(
     scale = gaussian_scale(float(sensitivity), guarantee.mu, len(values))
     source = noise_source(unsafe_seed)
     noisy = released(
-        lambda: source.add_gaussian(values, scale), guarantee, scale, ledger, key, unsafe_seed
+        lambda: source.add_gaussian(values, scale),
+        guarantee,
+        scale,
+        ledger,
+        key,
+        label,
+        unsafe_seed,
     )
     return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
 
@@ -241,6 +251,7 @@ def exponential_mechanism(
     unit: PrivacyUnit = ONE_RECORD,
     ledger: PrivacyLedger | None = None,
     key: str | None = None,
+    label: str = "",
     unsafe_seed: int | None = None,
 ) -> Release[int]:
     r"""Release the index of a large utility.
@@ -269,6 +280,7 @@ def exponential_mechanism(
             rests on.
         ledger: What the release is charged to, before noise is drawn.
         key: Names the released value in the ledger: asking again replays it, free of charge.
+        label: What it is for, in public words; shown in the ledger.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -291,7 +303,7 @@ def exponential_mechanism(
     def draw() -> int:
         return int(source.select(scores, scale, method)[0])
 
-    return released(draw, guarantee, scale, ledger, key, unsafe_seed)
+    return released(draw, guarantee, scale, ledger, key, label, unsafe_seed)
 
 
 # The sparse vector technique: which of many queries exceed a threshold.
@@ -370,6 +382,7 @@ def sparse_vector(
     unit: PrivacyUnit = ONE_RECORD,
     ledger: PrivacyLedger | None = None,
     key: str | None = None,
+    label: str = "",
     unsafe_seed: int | None = None,
 ) -> Release[list[bool]]:
     r"""Release, one after the other, whether answers exceed a noisy threshold.
@@ -404,6 +417,7 @@ def sparse_vector(
             rests on.
         ledger: What the release is charged to, before noise is drawn.
         key: Names the released value in the ledger: asking again replays it, free of charge.
+        label: What it is for, in public words; shown in the ledger.
         unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
@@ -430,7 +444,7 @@ def sparse_vector(
         positives = noisy_comparisons(finite, threshold, plan, source)[0]
         return positives[: _stop(positives, plan.max_positives)].tolist()
 
-    return released(draw, guarantee, plan.query_scale * plan.step, ledger, key, unsafe_seed)
+    return released(draw, guarantee, plan.query_scale * plan.step, ledger, key, label, unsafe_seed)
 
 
 def noisy_comparisons(
@@ -480,13 +494,12 @@ def released(
     scale: float,
     ledger: PrivacyLedger | None,
     key: str | None,
+    label: str,
     unsafe_seed: int | None,
 ) -> Release[ReleasedT]:
     """What ``draw`` returns, charged to the ledger if there is one."""
     check_payment(ledger, unsafe_seed=unsafe_seed, key=key)
-    value = release_through(
-        ledger, guarantee, draw, key=key, label=guarantee.mechanism, about={"scale": scale}
-    )
+    value = release_through(ledger, guarantee, draw, key=key, label=label, about={"scale": scale})
     return Release(value, guarantee if unsafe_seed is None else guarantee.simulated(), scale)
 
 

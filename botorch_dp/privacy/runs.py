@@ -231,6 +231,7 @@ class Run:
         settings: All that the run depends on, JSON-ready but for a :func:`fingerprint` of records.
             A file with other settings is refused.
         ledger: What released values are charged to.
+        label: What all of them are for; without it, each has a label of its own.
 
     Raises:
         PrivacyError: The file is in use, damaged, or of another run.
@@ -248,8 +249,10 @@ class Run:
         what: str,
         settings: Mapping[str, Any],
         ledger: PrivacyLedger | None = None,
+        label: str = "",
     ) -> None:
         self._what, self._settings, self._ledger = what, dict(settings), ledger
+        self._label = label
         self._begin(path)
 
     def _begin(self, path: str | os.PathLike[str] | None) -> None:
@@ -314,6 +317,7 @@ class Run:
         """
         name = f"{self.identity}/{key}"
         if self._ledger is not None:
+            label = self._label or label
             return self._ledger.release(
                 price, draw, key=name, label=label, delta=delta, about=about, read=read
             )

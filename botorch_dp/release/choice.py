@@ -164,6 +164,7 @@ class PrivateChoice:
         *,
         num_records: int | None = None,
         ledger: PrivacyLedger | None = None,
+        label: str = "",
         unsafe_seed: int | None = None,
     ) -> Release[Tensor]:
         """Draw one of the choices. Warns beforehand when the noise would drown the answer.
@@ -175,6 +176,7 @@ class PrivateChoice:
             choices: An ``n x d`` tensor. Public.
             num_records: Size of the validation set, to warn when ``delta`` is too large for it.
             ledger: Charged before the mean is looked at.
+            label: What it is for, in public words; shown in the ledger.
             unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
         Returns:
@@ -194,7 +196,7 @@ class PrivateChoice:
         return charge_then_draw(
             self,
             partial(self._draw, model_or_mean, choices, unsafe_seed),
-            label="private choice",
+            label=label,
             ledger=ledger,
             unsafe_seed=unsafe_seed,
         )

@@ -108,6 +108,7 @@ class LaplaceMaximum(ABC):
         values: Tensor,
         *,
         ledger: PrivacyLedger | None = None,
+        label: str = "",
         unsafe_seed: int | None = None,
     ) -> Release[float]:
         """Release the maximum. Warns beforehand when the noise would drown the answer.
@@ -115,13 +116,14 @@ class LaplaceMaximum(ABC):
         Args:
             values: The values that the search saw, in its order. Sensitive.
             ledger: Charged before ``values`` are looked at.
+            label: What it is for, in public words; shown in the ledger.
             unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
         """
         check_tensor("values", values, shape=("T",), finite=False)
         return charge_then_draw(
             self,
             partial(self._draw, values, unsafe_seed),
-            label="private maximum",
+            label=label,
             ledger=ledger,
             unsafe_seed=unsafe_seed,
         )
@@ -172,6 +174,7 @@ class PriorMaximum(LaplaceMaximum):
         *,
         num_records: int | None = None,
         ledger: PrivacyLedger | None = None,
+        label: str = "",
         unsafe_seed: int | None = None,
     ) -> Release[float]:
         """Release the maximum. Warns beforehand when the noise would drown the answer.
@@ -180,11 +183,12 @@ class PriorMaximum(LaplaceMaximum):
             values: The ``T`` values that the search saw, in its order. Sensitive.
             num_records: Size of the validation set, to warn when ``delta`` is too large for it.
             ledger: Charged before ``values`` are looked at.
+            label: What it is for, in public words; shown in the ledger.
             unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
         """
         check_tensor("values", values, shape=(self.steps,), finite=False)
         warn_large_delta(self.delta, num_records)
-        return super().release(values, ledger=ledger, unsafe_seed=unsafe_seed)
+        return super().release(values, ledger=ledger, label=label, unsafe_seed=unsafe_seed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -376,6 +376,7 @@ class _PrivateOptimizer(ABC):
         progress: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         ledger: PrivacyLedger | None = None,
+        label: str = "",
         unsafe_seed: int | None = None,
     ) -> PrivateOptimum:
         """Search, then release the best choice and the best value.
@@ -395,6 +396,7 @@ class _PrivateOptimizer(ABC):
             checkpoint: A file to keep the run in and to continue it from. It holds sensitive
                 values, with mode 0600, and one process at a time may hold it.
             ledger: Charged for both releases before the objective is first called.
+            label: What it is for, in public words; shown in the ledger.
             unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
         """
         check_callable("objective", objective)
@@ -405,7 +407,9 @@ class _PrivateOptimizer(ABC):
         name = type(self).__name__
         price = self.guarantee if unsafe_seed is None else self.guarantee.simulated()
         settings = self._settings(unsafe_seed)
-        with Run(checkpoint, what=f"a run of {name}", settings=settings, ledger=ledger) as run:
+        with Run(
+            checkpoint, what=f"a run of {name}", settings=settings, ledger=ledger, label=label
+        ) as run:
             search = partial(self._seen, objective, run, progress)
             seen: list[SearchDiagnostics] = []
             released = run.release(

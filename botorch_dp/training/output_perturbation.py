@@ -164,6 +164,7 @@ class OutputPerturbedLogisticRegression:
         publish: bool = False,
         ledger: PrivacyLedger | None = None,
         key: str | None = None,
+        label: str = "",
     ) -> PerturbedModel:
         """Train one model.
 
@@ -176,6 +177,7 @@ class OutputPerturbedLogisticRegression:
             ledger: Charged before a record is read. Only with ``publish=True``.
             key: Names the published weights in the ledger: asked again, they are replayed
                 free of charge.
+            label: What it is for, in public words; shown in the ledger.
 
         Raises:
             BudgetExhausted: If the ledger cannot bear it; no record was read.
@@ -209,7 +211,7 @@ class OutputPerturbedLogisticRegression:
             perturb,
             read=descend,
             key=key,
-            label=f"output-perturbed logistic regression, {guarantee.mechanism}",
+            label=label,
             about={"seed": seed, "epochs": self.epochs, "regularization": regularization},
         )
         return self._perturbed(released, guarantee)

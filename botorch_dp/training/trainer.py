@@ -317,6 +317,7 @@ class DPTrainer:
         seed: int | None = None,
         publish: bool = False,
         ledger: PrivacyLedger | None = None,
+        label: str = "",
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
         progress: bool = False,
@@ -333,6 +334,7 @@ class DPTrainer:
                 for a model that others will see. Slower than under a seed.
             ledger: Charged with the complete run before a record is read; stopping early gives
                 nothing back. Only with ``publish=True``.
+            label: What it is for, in public words; shown in the ledger.
             checkpoint: A file to write the state to now and then and at the end, and to resume
                 from if it exists. It is sensitive, and one process at a time may hold it. A
                 resumed run under a seed gives the same model as one that was never interrupted; a
@@ -372,7 +374,9 @@ class DPTrainer:
         self._check_curve(curve, plan)
         run = self.start(plan, [seed])
         identity = self._identity(run, seed, curve, with_data=checkpoint is not None)
-        with Run(checkpoint, what="a training", settings=identity, ledger=ledger) as file:
+        with Run(
+            checkpoint, what="a training", settings=identity, ledger=ledger, label=label
+        ) as file:
             run.resume(file, checkpoint_seconds)
 
             def train() -> None:
@@ -637,7 +641,6 @@ class DPTrainer:
             lambda _: run.shown(),
             read=trained,
             key="model",
-            label=plan.guarantee.mechanism,
             delta=None if ledger is not None and ledger.budget.renyi else plan.delta,
         )
         run.show(shown)

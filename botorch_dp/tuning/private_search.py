@@ -318,6 +318,7 @@ class PrivateSearch:
         ledger: PrivacyLedger | None = None,
         release_score: bool = False,
         executor: Mapper | None = None,
+        label: str = "",
     ) -> SearchResult:
         """Search, and release one configuration.
 
@@ -327,6 +328,7 @@ class PrivateSearch:
                 scores, with mode 0600, and one process at a time may hold it. Without one each
                 call is a new run, charged anew.
             ledger: Charged for each part before the records are asked for it.
+            label: What it is for, in public words; shown in the ledger.
             release_score: Whether to release the mean score of the configuration too, for a share
                 of the budget and one evaluation; :meth:`plan` says what it costs.
             executor: Evaluates the configurations of a step in parallel, one in each call of
@@ -339,7 +341,9 @@ class PrivateSearch:
         diagnostics = ObjectiveDiagnostics()
         # A run that was charged cannot go on where nobody charges: its keys are the ledger's.
         settings = {**self._settings(plan), "charged": ledger is not None}
-        with Run(checkpoint, what="a private search", settings=settings, ledger=ledger) as run:
+        with Run(
+            checkpoint, what="a private search", settings=settings, ledger=ledger, label=label
+        ) as run:
             if ledger is not None and not run.resumed:
                 check_bearable(ledger, plan.guarantee)
             total = sum(plan.evaluations.values())

@@ -407,6 +407,7 @@ class PrivateSelection:
         executor: Executor | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         ledger: PrivacyLedger | None = None,
+        label: str = "",
     ) -> Any:
         """Train, and publish one result.
 
@@ -421,6 +422,7 @@ class PrivateSelection:
                 artifact in it may run code when it is read: continue your own files only.
             ledger: Charged once, before a record is read, with the larger one of the two budgets:
                 a record is a training record or a test record.
+            label: What it is for, in public words; shown in the ledger.
 
         Returns:
             A :class:`SelectionResult`.
@@ -430,7 +432,7 @@ class PrivateSelection:
         """
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
         settings = {**self._settings(checkpoint is not None), "charged": ledger is not None}
-        with Run(checkpoint, what=self._what, settings=settings, ledger=ledger) as run:
+        with Run(checkpoint, what=self._what, settings=settings, ledger=ledger, label=label) as run:
             if not run.resumed:
                 self._rehearse()
             # The noise of the trainings is not shown; what is shown is stored first.
@@ -439,7 +441,6 @@ class PrivateSelection:
                 self._shown,
                 read=lambda: self._trained(run, executor),
                 key="model",
-                label=self._what.removeprefix("a "),
             )
         return self._result(shown, None if ledger is None else ledger.record())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from botorch_dp.privacy import (
     PrivacyError,
     PrivacyLedger,
     PrivacyUnit,
+    gaussian_mechanism,
+    laplace_mechanism,
 )
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy.guarantee import (
@@ -29,6 +33,7 @@ from botorch_dp.privacy.guarantee import (
 )
 from botorch_dp.privacy.rounding import sqrt_below
 from tests.privacy.charging import REPLACE, accepts, balance_of, gaussian, guarantee, pure
+from tests.test_refusals import ENTRIES, Records
 
 # What is added up
 
@@ -268,28 +273,92 @@ def test_guarantee_states_the_budget_and_all_conditions() -> None:
         assert "the moon is full" in str(ledger.guarantee)
 
 
-def test_printed_as_a_table() -> None:
+def test_printed_as_a_sentence_and_a_table_of_shares() -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6, summed=(0.5, 0.0))) as ledger:
-        ledger.charge(pure(0.25), label="best score")
-        ledger.charge(gaussian(0.1))
-        head, first, second, *summary = str(ledger).splitlines()
-    assert head.split("  ")[0] == "#" and head.endswith("mechanism")
-    assert head.split()[4:] == ["epsilon", "delta", "mu", "label", "mechanism"]
-    assert first.split()[3:] == ["0.25", "0", "0", "best", "score", "test", "mechanism"]
-    assert second.split()[3:] == ["0", "0", "0.1", "test", "mechanism"]
-    assert first.index("test") == second.index("test") == head.index("mechanism")
-    assert [line.split()[0] for line in summary[:3]] == ["budget", "spent", "left"]
-    assert "spent and left may exceed the budget together" in summary[4]
+        whole = "the budget (ε = 1, δ = 1e-06)"
+        assert str(ledger) == ledger.summary() == f"Nothing of {whole} is used."
+        ledger.release(pure(0.25), lambda: 1.0, key="week 47", label="best score")
+        ledger.charge(gaussian(0.5 * ledger.mu_left()))
+        summary, empty, head, first, second, left = str(ledger).splitlines()
+        assert summary == (
+            f"37.5% of {whole} is used, by 2 charges; you can still make one Laplace release of at "
+            "most ε = 0.25, or one Gaussian release of at most ε = 0.4286 at δ = 1e-06, or 3 like "
+            "the last one."
+        )
+        assert not empty and head.split() == ["date", "what", "label", "key", "share"]
+        assert first.split()[1:] == ["test", "mechanism", "best", "score", "week", "47", "25.0%"]
+        assert second.split()[1:] == ["test", "mechanism", "12.5%"] and left.split()[1] == "62.5%"
+        assert ledger.shares() == pytest.approx([0.25, 0.125])
 
 
-def test_summed_releases_spend_what_is_no_longer_left() -> None:
-    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
-        ledger.charge(pure(0.25))
-        assert ledger.summary() == [
-            "budget  epsilon 1, delta 1e-06",
-            "spent   epsilon 0.25, delta 0",
-            "left    epsilon 0.75, delta 1e-06",
-        ]
+@pytest.mark.parametrize("budget", [PrivacyBudget(0.3), PrivacyBudget(0.3, 1e-6, summed=0)])
+def test_a_budget_of_ten_equal_parts_is_used_up(budget: PrivacyBudget) -> None:
+    with PrivacyLedger(budget=budget) as ledger:
+        each = pure(0.03)
+        if budget.delta:
+            each = gaussian(sqrt_below(Fraction(ledger.mu_left()) ** 2 / 10))
+        for _ in range(10):
+            ledger.charge(each, label="a count")
+        *rows, left = (line.split()[-1] for line in str(ledger).splitlines()[3:])
+        assert ledger.summary().endswith(" is used up, by 10 charges.")
+        assert rows == ["10.0%"] * 10 and left == "0.0%"
+        assert ledger.remaining()[0] == ledger.mu_left() == 0
+        with pytest.raises(BudgetExhausted) as refused:
+            ledger.charge(each, label="a count")
+    assert str(refused.value).startswith(
+        f"The budget (ε = 0.3, δ = {budget.delta:g}) is used up: 10 charges were made, all of them "
+        "for 'a count'. No record was read this time and nothing was charged; "
+    )
+    assert "e-1" not in str(refused.value) and refused.value.remaining[0] == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_the_summary_offers_is_granted_and_no_more(seed: int) -> None:
+    draw = random.Random(seed)
+    epsilon = 10 ** draw.uniform(-1, 1)
+    share = draw.choice((None, 0, 0.3, 1))
+    with PrivacyLedger(budget=PrivacyBudget(epsilon, 1e-6, summed=share)) as ledger:
+        if share != 0:
+            for _ in range(3):
+                ledger.charge(pure(0.2 * epsilon * (share or 1) * draw.random()))
+        if share not in (None, 1):
+            ledger.charge(gaussian(0.4 * ledger.mu_left()))
+        said = ledger.summary()
+        (used,) = re.findall(r"^([\d.]+)% of", said)
+        exact = math.fsum(ledger.shares())
+        assert exact - 1e-9 <= float(used) / 100 < exact + 1e-3
+        shares = re.findall(r" ([\d.]+)%$", str(ledger), re.MULTILINE)
+        assert math.fsum(map(float, shares)) == pytest.approx(100)
+        for level in map(float, re.findall(r"Laplace release of at most ε = ([\d.e-]+)", said)):
+            assert ledger.bears(pure(level)) and not ledger.bears(pure(level * 1.002))
+        for pair in re.findall(r"Gaussian release of at most ε = ([\d.e-]+) at δ = (.*?),", said):
+            level, delta = map(float, pair)
+            assert ledger.bears(gaussian(gaussian_mu(level, delta)))
+            assert not ledger.bears(gaussian(gaussian_mu(level * 1.002, delta)))
+        (more,) = re.findall(r"(\d+|none) like the last one", said)
+        last = ledger.entries()[-1].guarantee
+        accepted = 0
+        while accepts(ledger, last):
+            accepted += 1
+        assert accepted == (0 if more == "none" else int(more))
+
+
+LABELLED = (
+    *("laplace_mechanism", "gaussian_mechanism", "exponential_mechanism", "sparse_vector"),
+    *("PrivateObjective", "PrivateObjective.for_budget", "DPGIBO", "private_start"),
+    *("DPTrainer.fit", "PrivateFit", "PrivateSelection", "PrivateSearch"),
+    *("OutputPerturbedLogisticRegression", "GaussianNoiseCurator"),
+)
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_a_label_says_what_each_charge_was_for(name: str) -> None:
+    entry, plenty = ENTRIES[name], PrivacyBudget(1e3, 0.5, summed=0.5)
+    given = entry.good()
+    given.get("run", given)["label"] = "for the board"
+    with PrivacyLedger(budget=plenty) as ledger:
+        entry.call(Records(), ledger, **given)
+        assert {each.label for each in ledger.entries()} == {"for the board"}
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7, (0.3, 7e-7)])
@@ -306,16 +375,29 @@ def test_shares_are_decimals(share: float | tuple[float, float]) -> None:
         assert ledger.remaining()[0] == pytest.approx(1.0)
 
 
-def test_a_refusal_speaks_of_the_budget_and_of_what_was_made() -> None:
+def test_a_refusal_speaks_of_the_users_epsilon_and_of_what_is_left() -> None:
+    with PrivacyLedger(budget=PrivacyBudget(2.0, 1e-5, summed=0.5)) as ledger:
+        laplace_mechanism(0.5, sensitivity=1.0, epsilon=0.6, ledger=ledger, label="a count")
+        with pytest.raises(BudgetExhausted) as refused:
+            laplace_mechanism(0.5, sensitivity=1.0, epsilon=0.5, ledger=ledger, label="a mean")
+        assert str(refused.value).startswith(
+            "The budget (ε = 2, δ = 1e-05) cannot bear 'a mean', which asks for (ε = 0.5, δ = 0): "
+            "at most (ε = 0.4, δ = 5e-06) is left for releases without Gaussian noise, and 1 "
+            "charge was made. No record was read this time"
+        )
+        with pytest.raises(BudgetExhausted) as refused:
+            gaussian_mechanism(0.5, sensitivity=1.0, epsilon=2.0, delta=1e-7, ledger=ledger)
+        assert "asks for (ε = 2, δ = 1e-07), here (ε = 1.65" in str(refused.value)
+        assert "at most (ε = 1, δ = 5e-06) is left for Gaussian noise" in str(refused.value)
+
+
+def test_a_refusal_for_want_of_a_share_says_how_to_have_one() -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
-        each = sqrt_below(Fraction(ledger.mu_left()) ** 2 / 20)
-        for _ in range(20):
-            ledger.charge(gaussian(each), label="evaluation")
-        with pytest.raises(BudgetExhausted) as spent:
-            ledger.charge(gaussian(each), label="evaluation")
-    message = str(spent.value)
-    assert message.startswith("The budget (ε = 1, δ = 1e-06) cannot bear another release: ")
-    assert "20 charges were made, all of them for 'evaluation'. 'evaluation' asks for" in message
-    assert "No record was read this time and nothing was charged" in message
-    assert "what was released may still be used" in message and "mu" not in message
-    assert spent.value.requested[0] == pytest.approx(0.19, abs=0.02)
+        ledger.charge(pure(0.1))
+        with pytest.raises(BudgetExhausted) as refused:
+            ledger.charge(gaussian(0.1))
+    assert str(refused.value).startswith(
+        "None of the budget (ε = 1, δ = 1e-06) is available for Gaussian noise: the first charge, "
+        "one without Gaussian noise, reserved all of it. A ledger with PrivacyBudget(1, 1e-06, "
+        "summed=0.3) allows both."
+    )

@@ -338,7 +338,13 @@ def test_each_guarantee_takes_the_public_parameters_of_its_mechanism(mechanism, 
         for name, parameter in inspect.signature(mechanism).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
         and name
-        not in ("unsafe_seed", "threshold", "ledger", "key")  # none changes what is promised
+        not in (
+            "unsafe_seed",
+            "threshold",
+            "ledger",
+            "key",
+            "label",
+        )  # none changes what is promised
     }
     theirs = {
         name: (parameter.default, parameter.annotation)

@@ -8,18 +8,15 @@ import re
 import warnings
 from collections.abc import Iterator
 from fractions import Fraction
-from pathlib import Path
 
 import mpmath
 import pytest
 
 from botorch_dp.cli import main
 from botorch_dp.privacy import (
-    BudgetExhausted,
     Guarantee,
     NeighboringRelation,
     PrivacyBudget,
-    PrivacyLedger,
     PrivacyUnit,
     Release,
     dp_sgd_epsilon,
@@ -34,7 +31,6 @@ from botorch_dp.privacy.guarantee import (
     warn_large_delta,
 )
 from botorch_dp.privacy.rounding import rounded_down, rounded_up
-from tests.privacy.charging import balance_of
 
 NUMBER = r"[-+0-9.]+(?:e[-+]\d+)?"
 
@@ -140,38 +136,6 @@ def test_tradeoffs_of_enormous_epsilons_promise_nothing() -> None:
             exact = max(0.0, 1 - math.exp(min(epsilon + math.log(alpha), 700)))
             exact = max(exact, math.exp(-epsilon) * (1 - alpha))
             assert promise(PureLoss(epsilon)).tradeoff(alpha) <= exact * (1 + 1e-9)
-
-
-class TestLedger:
-    def check(self, text: str, ledger: PrivacyLedger, spent: str, left: str) -> None:
-        (above,), (below,) = re.findall(spent, text), re.findall(left, text)
-        for shown, exact in zip(above, ledger.spent(), strict=True):
-            assert exact <= float(shown) <= exact * 1.002
-        for shown, exact in zip(below, ledger.remaining(), strict=True):
-            assert exact * 0.998 <= float(shown) <= exact
-
-    def test_table_command_line_and_report(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        generator = random.Random(3)
-        for number, (epsilon, _) in enumerate(settings(12, seed=4)):
-            path = tmp_path / str(number)
-            share = generator.choice((None, 0.3, (0.3 * epsilon, 1e-7)))
-            with PrivacyLedger(path, PrivacyBudget(epsilon, 1e-6, summed=share)) as ledger:
-                for _ in range(3):
-                    ledger.charge(promise(PureLoss(epsilon * generator.uniform(0.01, 0.09))))
-                if share is not None:
-                    ledger.charge(promise(GaussianLoss(0.3 * ledger.mu_left())))
-                pair = rf"epsilon ({NUMBER}), delta ({NUMBER})"
-                self.check(str(ledger), ledger, rf"spent +{pair}", rf"left +{pair}")
-                with pytest.raises(BudgetExhausted) as refused:
-                    ledger.charge(promise(PureLoss(epsilon)))
-                asked, left = re.findall(rf"\(ε = ({NUMBER}), δ = {NUMBER}\)", str(refused.value))[
-                    1:
-                ]
-                balance = balance_of(ledger)
-                assert balance is not None and epsilon <= float(asked)
-                assert float(left) <= balance.summed_limit[0] - balance.summed_spent[0] + 1e-15
 
 
 class TestCommandLine:
