@@ -25,6 +25,7 @@ PAGES = [
     *sorted((DOCS / "results").glob("*.md")),
     DOCS / "epsilon.md",
     DOCS / "methods.md",
+    DOCS / "tuning.md",
     UNTUNED,
     DOCS.parent / "README.md",
 ]

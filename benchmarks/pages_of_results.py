@@ -542,10 +542,32 @@ def trees() -> str:
     return "\n".join(parts)
 
 
+def not_tuning() -> str:
+    """Losses of searches and of what is not tuned, in hundredths, with paired differences."""
+    middle, usual = "middle of the space", "the library's defaults"
+    ways = {"no delta": "δ = 0", "delta = 1e-6": "δ = 1e-6"}
+    routes = {"slope": '`route="slope"`', "descent": '`route="descent"`'}
+    rows = []
+    for data, models in stored("which_trees")["defaults"].items():
+        for model, found in models.items():
+            losses, differences = found["losses"], found["differences"]
+            row = [f"{model}, {data}", *(f"{100 * losses[k]['mean']:.2f}" for k in (middle, usual))]
+            for way in (*ways, *routes):
+                gaps = [differences.get(f"{way} - {other}") for other in (middle, usual)]
+                row.append("; ".join(_hundredths(gap) for gap in gaps if gap) or "–")
+            rows.append(row)
+    head = ["loss, in hundredths", middle, usual, *ways.values(), *routes.values()]
+    return table(head, rows)
+
+
+def _hundredths(gap: dict[str, Any]) -> str:
+    return f"{100 * gap['mean']:+.2f} ± {50 * (gap['high'] - gap['low']):.2f}"
+
+
 TABLES_OF_RESULTS = (
     accounting_fronts, descent, faults,
     opacus_fronts, engines, mixing_models, paid_adult, paid_mnist, paid_studies, paid_prices,
     paid_optuna, proposals, faster, longer, growth, seen_trials, seen_limit,
     trainer_memory, tuning_tasks, all_methods, generated_regrets, generated_differences,
-    records_and_dimensions, few_evaluations, few_records, trees,
+    records_and_dimensions, few_evaluations, few_records, trees, not_tuning,
 )  # fmt: skip

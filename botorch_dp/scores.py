@@ -28,6 +28,7 @@ from botorch_dp._checks import (
     did_you_mean,
     needs_extra,
 )
+from botorch_dp._files import pack
 from botorch_dp.errors import PrivacyError
 from botorch_dp.space import Config, SearchSpace
 
@@ -348,9 +349,10 @@ def _public_sizes(positive: Tensor, negative: Tensor) -> tuple[int, int]:
 
 # --- From a scikit-learn estimator. ---
 
-#: Where the estimators are whose predictions jump, and words in the names of boosted ones.
-_WITH_STEPS = ("sklearn.tree", "sklearn.ensemble", "sklearn.neighbors")
-_BOOSTED = ("Boosting", "LGBM", "XGB", "CatBoost")
+#: Where the estimators are whose losses jump, and words in the names of others. A network's
+#: training is random, and its loss as rough in its settings: ``which_trees --defaults``.
+_WITH_STEPS = ("sklearn.tree", "sklearn.ensemble", "sklearn.neighbors", "sklearn.neural_network")
+_BOOSTED = ("LGBM", "XGB", "CatBoost")
 
 RecordLoss = Literal["zero_one", "brier", "log", "squared", "absolute", "roc_auc", "f1"]
 #: How many public rows are predicted together, to see whether predictions of some move others.
@@ -404,7 +406,9 @@ def per_record_scores(
 
     An estimator whose prediction of one record depends on the records beside it is refused: public
     records are predicted together, one by one, and with one of them exchanged, once, with the
-    configuration in the middle of the space. So are the same objects as ``train`` and as
+    estimator's own settings. These are the attribute ``incumbent``, which a selection of
+    :class:`~botorch_dp.tuning.PrivateSearch` always compares, also where they lie outside of the
+    space. Also refused are the same objects as ``train`` and as
     ``validation``, and overlapping views of one array.
 
     A record that cannot be scored, for a missing feature or a category nobody has seen, scores NaN,
@@ -453,7 +457,7 @@ class EstimatorScores:
         self.loss = _checked_loss(loss, estimator)
         self._estimator = estimator
         #: Whether losses jump as parameters change, as those of trees and neighbours do.
-        self.has_steps = _has_steps(estimator, self.loss)
+        self.has_steps = _has_steps(estimator)
         self._train_X, self._train_y, _ = _columns_of("train", train)
         X, y, self.num_records = _columns_of("validation", validation)
         self._classes = _public_labels(self._train_y)
@@ -469,7 +473,9 @@ class EstimatorScores:
         if loss in ("roc_auc", "f1"):
             self.statistic = self._ranking(str(loss), labels_are_public)
         _check_different(train, validation)
-        self._check_apart(space.middle())
+        #: The estimator's own settings, if it can be fitted with them: not to tune is a candidate.
+        self.incumbent: Config | None = None
+        self._check_apart(self._usual(space))
 
     def __call__(self, configs: Sequence[Mapping[str, Any]]) -> Tensor:
         """``b`` configurations to ``b x n`` losses."""
@@ -494,13 +500,26 @@ class EstimatorScores:
         share = float((self._classes == self._positive).mean())
         return AUC(labels, labels_are_public=labels_are_public, share=share)
 
-    def _check_apart(self, config: Config) -> None:
+    def _usual(self, space: SearchSpace) -> Any:
+        """The estimator with its own settings, fitted; where it cannot be, from mid-space."""
+        known = self._estimator.get_params()
+        own = {name: known[name] for name in space.parameters}
+        last = [self.num_records]
+        try:
+            pack(own)
+            fitted = self._fitted(own)
+            self._of(fitted, self._rows(last), self._y[last])
+        except Exception:  # on public records
+            return self._fitted(space.middle())
+        self.incumbent = own
+        return fitted
+
+    def _check_apart(self, fitted: Any) -> None:
         """Refuse an estimator whose predictions of public rows move with another row beside them.
 
         Some rows are predicted together, with one of them exchanged, and one by one.
         """
         places = np.linspace(0, len(self._classes) - 1, _TOGETHER).astype(int)
-        fitted = self._fitted(config)
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             rows = _like_training(self._train_X, _taken(self._train_X, places))
@@ -509,9 +528,7 @@ class EstimatorScores:
             def answers(places: NDArray[np.intp]) -> list[NDArray[Any]] | None:
                 try:
                     return _predictions(fitted, _taken(pool, places))
-                except (
-                    Exception
-                ):  # an estimator may refuse such a row, and is then not asked for it
+                except Exception:  # it may refuse such rows
                     return None
 
             usual, middle = np.arange(size), size // 2
@@ -696,15 +713,15 @@ def _overlap(one: NDArray[Any], other: NDArray[Any]) -> bool:
         return False
 
 
-def _has_steps(estimator: Any, loss: object) -> bool:
-    """Whether losses jump as parameters change: votes of trees, forests, neighbours, and boosting.
-
-    What boosting predicts changes smoothly with its rate, so that only its classes jump.
-    """
-    last = type(estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator)
-    if any(word in last.__name__ for word in _BOOSTED):
-        return loss == "zero_one"
-    return last.__module__.startswith(_WITH_STEPS)
+def _has_steps(estimator: Any) -> bool:
+    """Whether losses jump as parameters change: trees, ensembles, neighbours, networks."""
+    last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
+    parts = [last, *(last.get_params().values() if hasattr(last, "get_params") else ())]
+    return any(
+        type(part).__module__.startswith(_WITH_STEPS)
+        or any(word in type(part).__name__ for word in _BOOSTED)
+        for part in parts
+    )
 
 
 def warn_of_narrow_bounds(record_scores: object, bounds: tuple[float, float]) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
@@ -72,7 +73,10 @@ def test_losses_are_those_of_the_fitted_estimator(loss):
         (KNeighborsClassifier(), "log", True),
         (make_pipeline(StandardScaler(), KNeighborsClassifier()), "zero_one", True),
         (HistGradientBoostingClassifier(), "zero_one", True),
-        (HistGradientBoostingClassifier(), "brier", False),
+        (HistGradientBoostingClassifier(), "brier", True),
+        (make_pipeline(StandardScaler(), RandomForestClassifier()), "log", True),
+        (CalibratedClassifierCV(HistGradientBoostingClassifier(max_iter=3)), "brier", True),
+        (MLPClassifier(), "brier", True),
         (SVC(), "zero_one", False),
         (make_pipeline(StandardScaler(), LogisticRegression()), "log", False),
     ],
@@ -405,6 +409,20 @@ def test_one_table_cannot_be_public_and_protected(form):
     for public, protected in ((slice(30), slice(30, 60)), (slice(0, 60, 2), slice(1, 60, 2))):
         train, validation = (table[public], Y[public]), (table[protected], Y[protected])
         per_record_scores(LogisticRegression(), SPACE, train, validation)
+
+
+def test_not_to_tune_is_always_a_candidate():
+    useless = SearchSpace(C=Real(1e-9, 1e-8, log=True))
+    scores = per_record_scores(LogisticRegression(), useless, TRAIN, VALIDATION, "brier")
+    assert scores.incumbent == {"C": 1.0}
+    options = {"bounds": (0.0, 1.0), "budget": PrivacyBudget(1e4), "evaluations": 6}
+    search = PrivateSearch(scores, useless, **options)
+    assert search.candidates(6)[:2] == [useless.middle(), {"C": 1.0}]
+    assert len(search.candidates(6)) == 6 and search.plan().evaluations == {"selection": 6}
+    assert search.run().config.value == {"C": 1.0}
+    wrong = per_record_scores(LogisticRegression(C=-1.0), SPACE, TRAIN, VALIDATION)
+    assert wrong.incumbent is None
+    assert PrivateSearch(wrong, SPACE, **options).candidates(6)[0] == SPACE.middle()
 
 
 def test_a_search_in_eight_lines():

@@ -90,7 +90,8 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
             ``loguniform`` or ``randint``. Or a :class:`~botorch_dp.space.SearchSpace`.
         public: ``(X, y)`` to fit to. Required.
         budget: What one ``fit`` may spend. Required.
-        n_iter: How many configurations the records may be scored at.
+        n_iter: How many configurations the records may be scored at. Where they are compared by a
+            selection, the estimator's own settings are among them.
         scoring: A loss of :func:`~botorch_dp.objectives.per_record_scores` by its name:
             ``"zero_one"``, ``"brier"``, ``"roc_auc"``, ``"f1"``; or ``"log"``, ``"squared"`` and
             ``"absolute"``, which need bounds. Or ``"accuracy"``, ``"neg_brier_score"`` and

@@ -196,7 +196,9 @@ class PrivateSearch:
     - *selection* costs a pure epsilon: permute-and-flip [McKenna2020] on the mean scores of
       ``evaluations`` configurations that fill the space. It is taken for up to two numbers,
       where there is nothing but categories, under constraints, for scores that are no mean over
-      records (AUC, F1), and for models whose losses jump (trees, neighbours);
+      records (AUC, F1), and for models whose losses jump (trees and their ensembles, neighbours,
+      networks). The middle of the space and the ``incumbent`` of ``record_scores``, a
+      configuration, are always among them;
     - *slope* costs a pure epsilon: categories are chosen by permute-and-flip, then slopes of
       regions are released (see :mod:`~botorch_dp.tuning.slopes`). It is taken without a delta, and
       with one where ``n mu / sqrt(d)`` is at most 11;
@@ -283,6 +285,8 @@ class PrivateSearch:
         self.num_records = n
         self.record_scores = record_scores
         self._has_steps = bool(getattr(record_scores, "has_steps", False))
+        #: What is in use without a search, if ``record_scores`` says so.
+        self.incumbent: Config | None = getattr(record_scores, "incumbent", None)
         self.space = space
         self.budget = budget
         self.maximize = bool(maximize)
@@ -365,6 +369,17 @@ class PrivateSearch:
             diagnostics=diagnostics,
             ledger=None if ledger is None else ledger.record(),
         )
+
+    def candidates(self, count: int) -> list[Config]:
+        """What a selection compares, at most ``count`` configurations that differ.
+
+        They are the middle of the space, the incumbent, which may lie outside of it, and others
+        that fill the space.
+        """
+        filling = self.coordinates.filling(count)
+        if self.incumbent is None or self.incumbent in filling:
+            return filling
+        return [filling[0], dict(self.incumbent), *filling[1 : max(count - 1, 1)]][:count]
 
     # Plans.
 
@@ -485,7 +500,7 @@ class PrivateSearch:
         if release_score:
             weights = {"selection": 1 - _PURE_SCORE_SHARE, "score": _PURE_SCORE_SHARE}
         shares = split_sum(self.budget.epsilon, weights)
-        count = len(self.coordinates.filling(max(self.evaluations - release_score, 1)))
+        count = len(self.candidates(max(self.evaluations - release_score, 1)))
         evaluations: dict[Part, int] = {"selection": count, "score": 1}
         tail = 2 * self._one_record / shares["selection"] * math.log(count / 0.05)
         noise = (

@@ -229,7 +229,7 @@ class Searching:
         plan, coordinates = self._plan, self._coordinates
         count = plan.evaluations.get("selection", 0)
         if plan.route == "selection":
-            return self._chosen(coordinates.filling(count))
+            return self._chosen(self._search.candidates(count))
         base = coordinates.middle()
         if count:
             base = self._chosen(coordinates.categories(count))
