@@ -110,7 +110,7 @@ class Records(Dataset[Any]):
         self.like = torch.zeros(3), torch.zeros_like(self.Y[0])
 
     def exchange(self) -> Records:
-            self.X[0], self.Y[0] = -30.0, self.Y[3]
+        self.X[0], self.Y[0] = -30.0, self.Y[3]
         return self
 
     def __len__(self) -> int:
