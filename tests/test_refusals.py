@@ -380,7 +380,7 @@ ENTRIES: dict[str, Entry] = {
         lambda: {"target_epsilon": 3.0, "feature_norm": 1.4, "delta": 1e-5},
         {"target_epsilon": POSITIVE, "feature_norm": POSITIVE, "delta": [0.0, *DELTA, None],
          "batch_size": [41, *COUNT], "epochs": COUNT},
-        named={"target_epsilon": "(epsilon|noise_multiplier)"},
+        named={"target_epsilon": "(target_epsilon|noise_multiplier)"},
     ),
     "PrivacyEngine.make_private": Entry(
         opacus_loop,

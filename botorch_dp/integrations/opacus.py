@@ -27,6 +27,7 @@ from botorch_dp.integrations.opacus_loop import Loop, LoopOptimizer, loader_of
 from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import (
     Guarantee,
+    NeighboringRelation,
     PrivacyLedger,
     PrivacyUnit,
     Receipt,
@@ -79,6 +80,12 @@ _FIXED: dict[str, tuple[object, str]] = {
         "noise is made for one; DPTrainer(..., engine='ghost') has a sound one",
     ),
     "wrap_model": (True, "train with the model that make_private returns"),
+    "relation": (
+        NeighboringRelation.REPLACE_ONE,
+        "the price is that of a replaced record. For an added or removed one, use "
+        "DPTrainer(..., relation=), or dp_sgd_epsilon(..., relation=) for the number alone",
+    ),
+    "secure_mode": (True, "without unsafe_seed, noise always comes from the operating system"),
     "rand_on_empty": (False, "an empty batch comes as one row of zeros that does not count"),
 }
 
@@ -106,6 +113,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         delta: Where epsilon is stated and charged.
         like: A public or made-up ``(inputs, target)``, for data sets other than ``TensorDataset``:
             the form of every record; see :class:`~botorch_dp.training.DPTrainer`.
+        options: Others of Opacus, with the values that they have here.
 
     Example:
         >>> import torch
@@ -135,7 +143,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
         unsafe_seed: int | None = None,
         delta: float = DELTA,
         like: tuple[Any, Any] | None = None,
+        **options: Any,
     ) -> None:
+        _check_options(options)
         check_payment(ledger, unsafe_seed=unsafe_seed)
         self.ledger, self.unsafe_seed, self._like = ledger, unsafe_seed, like
         self.label = label
@@ -377,10 +387,14 @@ class PrivacyEngine(opacus.PrivacyEngine):
 def _check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name not in _FIXED:
-            raise TypeError(f"`make_private` has no argument {name!r}.")
+            raise TypeError(
+                f"There is no argument {name!r} here: an Opacus loop is priced, charged and "
+                "trained by Opacus's hooks. DPTrainer has engines, relations and ways of sampling."
+            )
         only, reason = _FIXED[name]
         if value != only:
-            raise PrivacyError(f"`{name}` must be {only!r}, got {value!r}: {reason}.")
+            stated, given = (getattr(each, "name", repr(each)) for each in (only, value))
+            raise PrivacyError(f"`{name}` must be {stated}, got {given}: {reason}.")
 
 
 def _check_module(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -105,6 +105,12 @@ def why_not_opacus(model: nn.Module, X: Inputs) -> str | None:
         X: A few made-up records; the model is called on them.
     """
     for name, layer in model.named_modules():
+        if isinstance(layer, nn.RNNBase) and any(p.requires_grad for p in layer.parameters()):
+            kind = type(layer).__name__
+            return (
+                f"{name or 'it'} is an nn.{kind}, whose steps its hooks do not see (replace it by "
+                f"opacus.layers.DP{kind})"
+            )
         if getattr(layer, "padding_mode", "zeros") != "zeros":
             return (
                 f"{name} pads in mode {layer.padding_mode!r}, and Opacus's rule for convolutions "
@@ -150,7 +156,7 @@ class _Uses(TorchFunctionMode):
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._at_work.append(layer)
             if type(layer) is not nn.EmbeddingBag and (kwargs or len(args) > 1):
-                what = name or type(layer).__name__
+                what = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
                 self._reason = (
                     f"{what} takes a second input or one by name, and Opacus keeps a layer's first "
                     "input only"

@@ -99,7 +99,8 @@ class TrainingSettings(TypedDict, total=False):
         epochs: The run takes ``epochs * (n // m)`` steps.
         delta: Where epsilon is evaluated, 1e-5 unless given; charged to a ledger.
         feature_norm: Root mean square norm of a record's features, public, for the rule that
-            chooses what is left out; see :func:`~.untuned.suggest_settings`.
+            chooses what is left out; see :func:`~.untuned.suggest_settings`. For token ids there
+            is nothing to give.
     """
 
     learning_rate: float

@@ -18,6 +18,7 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_path,
+    check_positive,
     did_you_mean,
 )
 from botorch_dp.errors import PrivacyError
@@ -533,7 +534,12 @@ class DPTrainer:
                 return None
         elif not self.chooses_with(settings):
             return None
+        if "target_epsilon" in settings:
+            check_positive("target_epsilon", settings["target_epsilon"])
         first = next(iter(parts(self.setup.form.train_X).values()))
+        norm = settings.get("feature_norm")
+        if norm is None and first.dtype == torch.long:  # token ids have no norm to give
+            norm = max(1, first[:1].numel()) ** 0.5
         is_scored = not self.setup.form.train_Y.is_floating_point() or takes_labels(self.setup.loss)
         return suggest_settings(
             num_records=len(self.setup.records),
@@ -543,7 +549,7 @@ class DPTrainer:
             num_outputs=self.setup.num_outputs,
             num_parameters=self.setup.num_parameters,
             layers=max(1, self.setup.layers),
-            feature_norm=settings.get("feature_norm"),
+            feature_norm=norm,
             regression=not is_scored,
             relation=self.relation,
         )

@@ -408,8 +408,8 @@ class Setup:
             )
         if reason is not None:
             raise ValueError(
-                f"Opacus cannot train this model: {reason}. Use engine='auto', which computes the "
-                "gradients of single records of any model."
+                f"Opacus cannot train this model: {reason}. DPTrainer(..., engine='auto') takes "
+                "the model as it is."
             )
 
     def _engine_of_one(

@@ -25,13 +25,14 @@ from botorch_dp.integrations import opacus_loop
 from botorch_dp.integrations.opacus import PrivacyEngine, opacus_problem
 from botorch_dp.pareto import DPareto
 from botorch_dp.privacy import (
+    NeighboringRelation,
     PrivacyBudget,
     PrivacyLedger,
     audit_epsilon,
     dp_sgd_epsilon,
 )
 from botorch_dp.space import Integer, Real, SearchSpace
-from botorch_dp.training import DPTrainer, cross_entropy_loss
+from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss
 from botorch_dp.training.randomness import SystemRandomness
 from tests.training.helpers import FLOAT_DATA, NETWORK, clipped_sum, per_example_gradients
 from tests.training.models import CLASSES, HOSTILE, MODELS
@@ -504,6 +505,11 @@ def test_a_script_that_is_started_again_pays_again(tmp_path: Path) -> None:
         ({"criterion": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 9.0]))}, "at most 1"),
         ({"criterion": lambda outputs, _: (outputs @ outputs.T).mean()}, "not the mean"),
         ({"epoch": 3}, "no argument 'epoch'"),
+        ({"sampling": "poisson"}, r"no argument 'sampling' here.* DPTrainer has engines"),
+        (
+            {"relation": NeighboringRelation.ADD_OR_REMOVE_ONE},
+            r"`relation` must be REPLACE_ONE.* DPTrainer\(.*dp_sgd_epsilon",
+        ),
         ({"max_grad_norm": [1.0, 2.0]}, "max_grad_norm"),
         ({"model": nn.Linear(7, 1)}, "`loss` cannot take"),
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
@@ -518,6 +524,48 @@ def test_what_cannot_be_priced_is_refused(options: dict[str, Any], said: str) ->
     with pytest.raises((TypeError, ValueError), match=said):
         Made(PrivacyEngine(ledger=ledger), **options)
     assert not ledger.entries()
+
+
+class Averaged(nn.Module):
+    """A layer on sequences of four, averaged."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(4, 3)
+
+    def forward(self, X: Tensor) -> Tensor:
+        found = self.layer(X)
+        return self.head((found[0] if isinstance(found, tuple) else found).mean(dim=1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (nn.LSTM(4, 4, batch_first=True), r"layer is an nn.LSTM.*opacus.layers.DPLSTM"),
+        (nn.GRU(4, 4, batch_first=True), r"layer is an nn.GRU.*opacus.layers.DPGRU"),
+        (
+            nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+            r"layer.self_attn \(MultiheadAttention\)",
+        ),
+        (nn.Conv1d(6, 6, 3, padding=1, padding_mode="circular"), "layer pads"),
+    ],
+    ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
+)
+def test_a_model_that_opacus_cannot_train_names_the_layer_and_who_can(
+    layer: nn.Module, said: str
+) -> None:
+    sequences = torch.randn(N, 6, 4)
+    with pytest.raises(ValueError, match=f"{said}.*DPTrainer.*takes the model as it is"):
+        Made(model=Averaged(layer), data=TensorDataset(sequences, Y))
+    DPTrainer(lambda: Averaged(layer), cross_entropy_loss, TrainTest(sequences, Y))
+
+
+def test_engines_of_opacus_may_be_asked_for_secret_noise() -> None:
+    assert Made(PrivacyEngine(secure_mode=True)).engine.plan.noise_multiplier == 4.0
+    with pytest.raises(PrivacyError, match="`secure_mode` must be True"):
+        PrivacyEngine(secure_mode=False)
+    with pytest.raises(PrivacyError, match="`relation` must be REPLACE_ONE"):
+        PrivacyEngine(relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
 
 
 def test_loaders_and_optimizers_that_do_not_fit_are_refused() -> None:

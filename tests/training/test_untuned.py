@@ -23,6 +23,7 @@ from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
+    cross_entropy_loss,
     logistic_loss,
     logistic_regression,
     multilayer_perceptron,
@@ -238,3 +239,20 @@ def test_a_front_over_epsilon_alone() -> None:
         FREE.problem(SearchSpace(epochs=Integer(1, 3)), epsilon=Real(0.5, 8.0))
     noise = FREE.problem(SearchSpace(noise_multiplier=Real(1.0, 4.0)), delta=1e-3, feature_norm=2.6)
     assert noise.batched.epsilons([{"noise_multiplier": 2.0}])[0] > 0
+
+
+def test_token_ids_have_no_norm_to_give() -> None:
+    tokens, labels = torch.randint(50, (300, 16)), torch.randint(2, (300,))
+
+    def model() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.EmbeddingBag(50, 2))
+
+    trainer = DPTrainer(model, cross_entropy_loss, TrainTest(tokens, labels))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trainer.plan(target_epsilon=300.0).optimizer == "scale_free"
+
+
+def test_a_wrong_target_is_refused_under_its_own_name() -> None:
+    with pytest.raises(ValueError, match="`target_epsilon` must be"):
+        trainer().plan(target_epsilon=-1, feature_norm=1.0)
