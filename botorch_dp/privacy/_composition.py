@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -39,6 +40,7 @@ from botorch_dp.privacy._gaussian import (
     gaussian_epsilon,
     pure_dp_mu,
 )
+from botorch_dp.privacy.rounding import float_above
 
 #: More different epsilons than this are rounded up to so many levels before they are composed.
 _MOST_LEVELS = 128
@@ -168,7 +170,8 @@ class _Parts:
         """What pure epsilons add up to; infinite if other parts are present."""
         if self.mu > 0 or not all(component.is_pure for component, _ in self.counts):
             return math.inf
-        return math.fsum(component.size * count for component, count in self.counts)
+        exact = (Fraction(component.size) * count for component, count in self.counts)
+        return float_above(sum(exact, Fraction(0)))
 
     @property
     def dominating_mu(self) -> float:

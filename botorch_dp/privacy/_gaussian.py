@@ -106,6 +106,8 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     simple = 2 * epsilon / (root_term + quantile) if quantile > 0 else root_term - quantile
     low = max(simple, 2 * math.sqrt(2) * float(erfinv(delta))) * (1 - 1e-9)
     low = max(low, 1e-300)
+    while excess(low) > 0:  # near delta = 1, where the margin for rounding counts
+        low /= 2
     high = 2 * low
     while excess(high) <= 0:
         low, high = high, 2 * high

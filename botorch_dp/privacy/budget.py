@@ -30,7 +30,7 @@ from botorch_dp._checks import check_delta, check_finite, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy._renyi import renyi_budget, renyi_epsilon
-from botorch_dp.privacy.guarantee import Cost, GaussianLoss, Guarantee
+from botorch_dp.privacy.guarantee import Cost, GaussianLoss, Guarantee, warn_large_epsilon
 from botorch_dp.privacy.rounding import exactly, float_above, float_below, sqrt_above, sqrt_below
 
 #: Sums are exact, but decimals are not: ten charges of 0.1 add up to 1 + 5.6e-17, and the shares of
@@ -77,6 +77,7 @@ class PrivacyBudget:
         object.__setattr__(self, "epsilon", check_positive("epsilon", self.epsilon))
         object.__setattr__(self, "delta", check_delta("delta", self.delta, allow_zero=True))
         object.__setattr__(self, "renyi", bool(self.renyi))
+        warn_large_epsilon(self.epsilon)
         if self.summed is None:
             return
         summed = self._pair(self.summed)

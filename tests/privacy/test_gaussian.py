@@ -181,3 +181,9 @@ def test_refuses_bad_epsilon(bad: float) -> None:
     ):
         with pytest.raises(ValueError, match="`epsilon`"):
             call()
+
+
+@pytest.mark.parametrize("delta", [0.99999, 0.9999999997, 1 - 1e-12, 1 - 2**-53])
+def test_a_delta_near_1_has_a_mu(delta: float) -> None:
+    mu = gaussian_mu(1e-6, delta)
+    assert mu > 0 and gaussian_delta(mu, 1e-6) <= delta

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import random
 import re
+import warnings
+from fractions import Fraction
 
 import dp_accounting as dpa
 import numpy as np
@@ -16,8 +19,10 @@ from scipy.stats import norm
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
+    DPSGD,
     Guarantee,
     NeighboringRelation,
+    PrivacyBudget,
     PrivacyUnit,
     compose,
     gaussian_guarantee,
@@ -361,3 +366,22 @@ def test_dp_sgd_trainings_compose_as_distributions() -> None:
     together = compose(one, other, promise(GaussianLoss(0.2)))
     parts = one.epsilon(3e-6) + other.epsilon(3e-6) + gaussian_epsilon(0.2, 4e-6)
     assert max(one.epsilon(1e-5), other.epsilon(1e-5)) < together.epsilon(1e-5) < 0.6 * parts
+
+
+def test_pure_epsilons_add_up_to_no_less_than_their_sum() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        count, epsilon = draw.choice([3, 5, 7, 10, 40]), 10 ** draw.uniform(-5, 1)
+        together = Guarantee("counts", PrivacyUnit(), (PureLoss(epsilon),) * count)
+        assert Fraction(together.epsilon()) >= count * Fraction(epsilon)
+
+
+def test_a_budget_or_target_above_10_is_warned_of_once_with_its_odds() -> None:
+    with pytest.warns(UserWarning, match=r"`epsilon` = 20.5 promises next to nothing: .* 8e\+08"):
+        PrivacyBudget(20.5)
+    run = DPSGD(batch_size=10, num_records=1000, steps=10)
+    with pytest.warns(UserWarning, match="`epsilon` = 30.5 promises next to nothing"):
+        run.for_epsilon(30.5, 1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PrivacyBudget(20.5), PrivacyBudget(10.0)

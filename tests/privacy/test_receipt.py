@@ -783,9 +783,9 @@ def test_nothing_in_an_artifact_is_executed(tmp_path: Path) -> None:
 
 def test_the_line_of_the_ledger() -> None:
     ledger = PrivacyLedger(budget=PrivacyBudget(1.0, 1e-5))
-    value = gaussian_mechanism(0.5, sensitivity=1.0, mu=0.05, ledger=ledger)
+    value = gaussian_mechanism(0.5, sensitivity=1.0, mu=0.05, ledger=ledger, label="a mean")
     charge = value.receipt(ledger=ledger).document["ledger"]["charge"]
-    assert (charge["number"], charge["mu"], charge["label"]) == (1, 0.05, "Gaussian mechanism")
+    assert (charge["number"], charge["mu"], charge["label"]) == (1, 0.05, "a mean")
     assert len(charge["date"]) == len("2026-01-01")
     other = Receipt.of(guarantee(PureLoss(0.1)), ledger=ledger)
     assert other.document["ledger"]["charge"] is None
