@@ -73,11 +73,6 @@ def gaussian_mu_left(ledger: PrivacyLedger) -> Fraction:
     return Fraction(ledger.mu_left()) ** 2
 
 
-def check_bearable(ledger: PrivacyLedger, guarantee: Guarantee) -> None:
-    """Raise unless the ledger could bear all of a run that is charged in parts."""
-    ledger.check_bears(guarantee)
-
-
 class Evaluations(NamedTuple):
     """Released evaluations; all of it may be published."""
 

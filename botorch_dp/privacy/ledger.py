@@ -74,19 +74,22 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True, repr=False)
-class LedgerRecord:
-    """A ledger as it was when a run ended: what a receipt says of it, also after it is closed."""
+class LedgerSnapshot:
+    """What a receipt says of a ledger, also after that is closed: its budget and one run's charges.
+
+    The charges of other runs are not copied with a result.
+    """
 
     budget: PrivacyBudget
     relation: NeighboringRelation | None
     charges: tuple[LedgerEntry, ...]
 
     def entries(self) -> list[LedgerEntry]:
-        """All charges, oldest first."""
+        """The charges of the run, oldest first."""
         return list(self.charges)
 
 
-def charged_nowhere(ledger: LedgerRecord | None, guarantee: Guarantee) -> list[str]:
+def charged_nowhere(ledger: LedgerSnapshot | None, guarantee: Guarantee) -> list[str]:
     """The line that a printed result ends with where nothing was charged."""
     if ledger is not None or guarantee.void is not None:
         return []
@@ -381,9 +384,10 @@ class PrivacyLedger:
             entries.append(LedgerEntry(number, charged_at, label, guarantee, *cost_and_key))
         return entries
 
-    def record(self) -> LedgerRecord:
-        """A copy of what it says now."""
-        return LedgerRecord(self.budget, self.relation, tuple(self.entries()))
+    def snapshot(self, identity: str) -> LedgerSnapshot:
+        """A copy of what it says of the run with this identity."""
+        own = (e for e in self.entries() if (e.key or "").startswith(f"{identity}/"))
+        return LedgerSnapshot(self.budget, self.relation, tuple(own))
 
     def close(self) -> None:
         """Release the file. What was charged stays charged."""

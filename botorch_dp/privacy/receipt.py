@@ -54,7 +54,7 @@ from botorch_dp.privacy.guarantee import (
     SampledSGDLoss,
     SelectionLoss,
 )
-from botorch_dp.privacy.ledger import LedgerRecord, PrivacyLedger
+from botorch_dp.privacy.ledger import LedgerSnapshot, PrivacyLedger
 from botorch_dp.privacy.rounding import rounded_down, rounded_up
 from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber
 
@@ -238,7 +238,7 @@ class Receipt:
         training: Mapping[str, Any] | None = None,
         settings: Origin = "not stated",
         note: str = "",
-        ledger: PrivacyLedger | LedgerRecord | None = None,
+        ledger: PrivacyLedger | LedgerSnapshot | None = None,
         audit: AuditReport | None = None,
     ) -> Receipt:
         """The receipt of a release, or of a guarantee alone.
@@ -479,7 +479,7 @@ def _accounting(guarantee: Guarantee) -> dict[str, str]:
     }
 
 
-def _ledger(ledger: PrivacyLedger | LedgerRecord, guarantee: Guarantee) -> dict[str, Any]:
+def _ledger(ledger: PrivacyLedger | LedgerSnapshot, guarantee: Guarantee) -> dict[str, Any]:
     entries, budget, relation = ledger.entries(), ledger.budget, ledger.relation
     same = [entry for entry in entries if entry.guarantee == guarantee]
     alike = [

@@ -27,7 +27,6 @@ from botorch_dp._checks import (
 from botorch_dp._progress import ProgressBar
 from botorch_dp.objectives import (
     ObjectiveDiagnostics,
-    check_bearable,
     one_column_warning,
 )
 from botorch_dp.privacy import (
@@ -43,7 +42,7 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 from botorch_dp.privacy.guarantee import ONE_RECORD, PrivacyLoss, check_unit, warn_large_delta
-from botorch_dp.privacy.ledger import LedgerRecord, charged_nowhere, check_payment
+from botorch_dp.privacy.ledger import LedgerSnapshot, charged_nowhere, check_payment
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import (
     OWN_RECORD_ONLY,
@@ -152,7 +151,7 @@ class SearchResult:
     score: Release[float] | None
     route: str
     diagnostics: ObjectiveDiagnostics = field(default_factory=ObjectiveDiagnostics)
-    ledger: LedgerRecord | None = None
+    ledger: LedgerSnapshot | None = None
 
     @property
     def guarantee(self) -> Guarantee:
@@ -349,7 +348,7 @@ class PrivateSearch:
             checkpoint, what="a private search", settings=settings, ledger=ledger, label=label
         ) as run:
             if ledger is not None and not run.resumed:
-                check_bearable(ledger, plan.guarantee)
+                ledger.check_bears(plan.guarantee)
             total = sum(plan.evaluations.values())
             with ProgressBar(total=total, desc="PrivateSearch", disable=not progress) as bar:
                 table = ScoreTable(self, run, diagnostics, bar.update, executor)
@@ -359,6 +358,7 @@ class PrivateSearch:
                     config = searching.configuration()
                     run.put(config=config)
                 score = searching.score(config) if release_score else None
+            charged = None if ledger is None else ledger.snapshot(run.identity)
         guarantee = plan.guarantee
         return SearchResult(
             config=Release(dict(config), guarantee),
@@ -367,7 +367,7 @@ class PrivateSearch:
             else Release(min(max(score[0], self.bounds[0]), self.bounds[1]), guarantee, score[1]),
             route=plan.reason,
             diagnostics=diagnostics,
-            ledger=None if ledger is None else ledger.record(),
+            ledger=charged,
         )
 
     def candidates(self, count: int) -> list[Config]:

@@ -43,7 +43,7 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 from botorch_dp.privacy.guarantee import SelectionLoss, warn_large_delta
-from botorch_dp.privacy.ledger import LedgerRecord, charged_nowhere, check_payment
+from botorch_dp.privacy.ledger import LedgerSnapshot, charged_nowhere, check_payment
 from botorch_dp.privacy.receipt import Origin
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.privacy.runs import Run
@@ -173,7 +173,7 @@ class SelectionResult:
     number: TrialNumber | None
     scored_on: ScoredOn
     training: Mapping[str, Any] | None = None
-    ledger: LedgerRecord | None = None
+    ledger: LedgerSnapshot | None = None
     origin: Origin = "not stated"
 
     @property
@@ -442,7 +442,8 @@ class PrivateSelection:
                 read=lambda: self._trained(run, executor),
                 key="model",
             )
-        return self._result(shown, None if ledger is None else ledger.record())
+            charged = None if ledger is None else ledger.snapshot(run.identity)
+        return self._result(shown, charged)
 
     def _rehearse(self) -> None:
         """What fails for reasons of its own fails here, before anything is charged."""
@@ -476,7 +477,9 @@ class PrivateSelection:
         config = {**best["config"], _NOISE: self.noise_multiplier(best["config"])}
         return {"config": config, "score": best["score"], "artifact": best["artifact"]}
 
-    def _result(self, shown: dict[str, Any] | None, ledger: LedgerRecord | None) -> SelectionResult:
+    def _result(
+        self, shown: dict[str, Any] | None, ledger: LedgerSnapshot | None
+    ) -> SelectionResult:
         guarantee, score, kept = self.guarantee, None, None
         if shown is None:
             config = {**self.typical_config, _NOISE: self.noise_multiplier(self.typical_config)}

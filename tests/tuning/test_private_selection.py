@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import pickle
 import signal
 from collections import OrderedDict
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
@@ -100,10 +101,13 @@ class TestPublished:
     def test_it_says_once_that_nothing_was_charged(self) -> None:
         words = "Charged to no ledger: other releases from these records add up."
         assert str(selection(trials=2).run()).count(words) == 1
-        with PrivacyLedger(budget=BUDGET) as ledger:
+        with PrivacyLedger(budget=PrivacyBudget(9.0, 1e-4)) as ledger:
+            selection(trials=2).run(ledger=ledger)
             result = selection(trials=2).run(ledger=ledger)
+            selection(trials=2).run(ledger=ledger)
         assert words not in str(result)
-        assert result.receipt().document["ledger"]["charge"]["number"] == 1
+        assert result.receipt().document["ledger"]["charge"]["number"] == 2
+        assert len(pickle.loads(pickle.dumps(result)).ledger.entries()) == 1
         assert result.receipt().verify().passes and result.receipt("test").verify().passes
 
     def test_a_score_stays_between_0_and_1(self) -> None:
