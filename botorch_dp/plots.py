@@ -171,9 +171,9 @@ def plot_ledger(ledger: PrivacyLedger, ax: Axes | None = None) -> Figure:
         width, before = math.fsum(each), used
         used = min(1000, math.ceil(1000 * (start + width) - 1e-6))  # what is left is rounded down
         times = f" ({len(each)} releases)" if len(each) > 1 else ""
-        name = textwrap.shorten(name, 70, placeholder=" …") + times
-        label = f"{(used - before) / 10:.1f}%  {name}"
+        percent = f"{(used - before) / 10:.1f}%" if used > before or not width else "<0.1%"
         color = f"C{index}" if index < len(parts) else "0.9"
+        label = f"{percent}  {textwrap.shorten(name, 70, placeholder=' …')}{times}"
         ax.barh(0, width, 0.8, left=start, color=color, edgecolor="white", label=label)
         start += width
     rows = 0.4 * (len(parts) + 1)

@@ -212,7 +212,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         values: Sequence[float] | None,
     ) -> None:
         """Refuse values that are no epsilon and utility of the space, as soon as there are some."""
-        config = self._config_of(trial)
+        config = _config_of(self._problem.space, trial.params)
         if state is TrialState.COMPLETE and values is not None and config is not None:
             epsilon = self._search.known.epsilon(config)
             _check_values(trial.number, values, epsilon, maximize=_is_utility(study))

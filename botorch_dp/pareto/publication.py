@@ -179,6 +179,6 @@ def caption_of(
         )
     if charged:
         rest = "" if test_records else " if the test records are public"
-        return f"May be published{rest}: that costs {cost}, all of which was charged beforehand."
+        return f"May be published{rest}: its price, {cost}, was charged beforehand."
     rest = "" if test_records else ", and leaves the test records unprotected"
     return f"Sensitive: publishing this front costs {cost}{rest}."

@@ -259,5 +259,5 @@ class TestCaption:
         assert "under the conditions that its guarantee lists" in caption_of(given)
         assert "test records unprotected" in caption_of(plain)
         assert "test records" not in caption_of(plain, test_records=True)
-        said = "May be published if the test records are public: that costs ε = 12 for "
+        said = "May be published if the test records are public: its price, ε = 12 for "
         assert caption_of(plain, charged=True).startswith(said)
