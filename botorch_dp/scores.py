@@ -867,6 +867,11 @@ def _like_training(train: Any, X: Any) -> Any:
     return np.concatenate((X.astype(object), first.astype(object)))
 
 
+#: What a column of records may hold, and what its public one does: texts are read as either.
+_READABLE = {(kind, kind) for kind in ("numbers", "dates", "categories", "texts")}
+_READABLE |= {("texts", "numbers"), ("texts", "dates")}
+
+
 def _frame_like(train: Any, X: Any) -> Any:
     """A data frame whose columns have the training records' types."""
     with needs_extra("frames", "A data frame"):
@@ -878,12 +883,13 @@ def _frame_like(train: Any, X: Any) -> Any:
     wrong = [
         f"{label!r} ({X[label].dtype}, and {public.dtype} in `train`)"
         for label, public in train.items()
-        if not _converts(X[label].dtype, public.dtype)
+        if (_kind_of(X[label].dtype), _kind_of(public.dtype)) not in _READABLE
     ]
     if wrong:
         raise TypeError(
-            f"Columns of `validation` hold something else than in `train`: {', '.join(wrong)}. "
-            "Convert them with `astype` to the dtype that they have in `train`."
+            f"Columns of `validation` cannot be read as those of `train`: {', '.join(wrong)}. "
+            "Convert them with `astype` to the dtype that they have in `train`, and durations, "
+            "periods and intervals to numbers in both."
         )
     columns: dict[Any, Any] = {}
     for label, public in train.items():
@@ -899,33 +905,22 @@ def _frame_like(train: Any, X: Any) -> Any:
             # In one format: otherwise the first text would decide how all others are read.
             cells = pd.to_datetime(cells, format="ISO8601", errors="coerce", utc=True)
             cells = cells if isinstance(dtype, pd.DatetimeTZDtype) else cells.dt.tz_localize(None)
-        elif kind == "durations":
-            cells = pd.to_timedelta(cells, errors="coerce")
         first = public.iloc[:1].astype(dtype)
         columns[label] = pd.concat((cells.astype(dtype), first), ignore_index=True)
     return pd.DataFrame(columns)
 
 
 def _kind_of(dtype: Any) -> str:
-    """What a column of a data frame holds, by its type."""
+    """What a column of a data frame holds, by its type; nothing for what cannot be read."""
     import pandas as pd
 
-    kinds = {"M": "dates", "m": "durations", "O": "texts"}
     if isinstance(dtype, pd.CategoricalDtype):
         return "categories"
-    if isinstance(dtype, pd.StringDtype):
+    if isinstance(dtype, pd.StringDtype) or str(dtype) == "object":
         return "texts"
-    if isinstance(dtype, pd.PeriodDtype | pd.IntervalDtype):
-        return str(dtype)
-    return "numbers" if pd.api.types.is_numeric_dtype(dtype) else kinds.get(dtype.kind, str(dtype))
-
-
-def _converts(dtype: Any, public: Any) -> bool:
-    """Whether a column can be read cell by cell as one of another type: texts can, as most."""
-    kinds = _kind_of(dtype), _kind_of(public)
-    return kinds[0] == kinds[1] or (
-        kinds[0] == "texts" and kinds[1] in ("numbers", "dates", "durations")
-    )
+    if pd.api.types.is_datetime64_any_dtype(dtype):
+        return "dates"
+    return "numbers" if pd.api.types.is_numeric_dtype(dtype) else ""
 
 
 def check_per_record(

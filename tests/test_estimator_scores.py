@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import io
 import math
 import warnings
@@ -29,6 +31,7 @@ from sklearn.svm import SVC
 from botorch_dp import PrivacyBudget, PrivateSearch
 from botorch_dp.errors import PrivacyError
 from botorch_dp.objectives import per_record_scores
+from botorch_dp.scores import _like_training
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 
 RNG = np.random.default_rng(0)
@@ -234,6 +237,39 @@ def test_an_odd_cell_changes_no_column_for_the_others(column, odd, read):
     assert torch.equal(rows[0][kept], rows[1][kept]) and rows[0].max() < 0.2
 
 
+COLUMNS = {
+    "numbers": np.arange(6) / 2,
+    "integers": pd.array([1, 2, None, 4, 5, 6], dtype="Int64"),
+    "booleans": np.arange(6) % 2 == 0,
+    "dates": pd.date_range("2024-01-01", periods=6),
+    "dates somewhere": pd.date_range("2024-01-01", periods=6, tz="Europe/Berlin"),
+    "texts": pd.array(["x", "y"] * 3, dtype="string"),
+    "objects": pd.Series(["x", None] * 3, dtype=object),
+    "categories": pd.Categorical(["x", "y"] * 3),
+}  # fmt: skip
+ODD = [
+    None, math.nan, pd.NaT, "", "unknown", 3, 10**30, math.inf, 2j, True, "True", "1e400", b"x",
+    pd.Timestamp("2024-05-05", tz="Asia/Tokyo"), datetime.datetime(1, 1, 1), "2024-13-45",
+    "2024-01-01T00:00:00+09:00", np.datetime64("2300-01-01"), pd.Timedelta("1D"),
+    decimal.Decimal("1.5"), (1, 2), {"a": 1}, np.zeros(2), object(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_types_and_other_cells_are_those_of_the_public_column(name):
+    public = pd.DataFrame({"c": COLUMNS[name]})
+    odd = [cell for cell in ODD if name != "categories" or cell is None or isinstance(cell, str)]
+    for cell in odd:
+        cells = np.empty(6, dtype=object)
+        cells[:] = [*public["c"][:5], None]
+        cells[5] = cell
+        column = pd.Categorical(cells) if name == "categories" else pd.Series(cells)
+        read = _like_training(public, pd.DataFrame({"c": column}))
+        usual = _like_training(public, public)
+        assert read.dtypes.equals(usual.dtypes), cell
+        assert read.drop(5).equals(usual.drop(5)), cell
+
+
 def test_one_unseen_category_takes_no_noticeable_time():
     class Counting(LogisticRegression):
         rows = 0
@@ -268,7 +304,7 @@ def test_columns_have_the_types_of_public_ones_or_are_refused():
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             per_record_scores(estimator, space, (frame, labels), (wrong, labels[:]))
-    for public in (frame.assign(b=dates), frame.assign(b="text")):
+    for public in (frame.assign(b=dates), frame.assign(b="text"), frame.assign(b=dates - dates)):
         with pytest.raises(TypeError, match=r"'b' \(int64, and "):
             per_record_scores(estimator, space, (public, labels), (frame, labels[:]))
     ids = frame.assign(a=pd.Categorical([10**16, 10**16 + 1] * 10))
