@@ -57,8 +57,9 @@ from botorch_dp.training.trainer_setup import FORM_IS_PUBLIC, TRIED, Setup
 
 _LOOP = (
     "your loop calls the model on the rows of a batch in their order, computes the loss of each "
-    "record from its row alone, and takes the mean over the batch; it looks at the training "
-    "records in no other way to decide what to do (which model, when to stop)"
+    "record from its row alone, as `criterion` does, and takes the plain mean over the batch, "
+    "without class weights; it looks at the training records in no other way to decide what to do "
+    "(which model, when to stop)"
 )
 _NOT_PRINTED = (
     "only the model is covered: losses and accuracies on training records, and gradients before "

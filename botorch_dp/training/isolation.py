@@ -44,6 +44,8 @@ _BATCH = 6
 #: that takes the wrong dimension for the batch shows it where the two are equal.
 _BATCH_SIZES = (1, 2, 5)
 _LARGEST_BATCH = 64
+#: Classes of sequences with huge vocabularies are tried up to so many outputs.
+_MOST_NUMBERS = 2**25
 #: How far rounding may move what must not move, in clipping norms.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 
@@ -397,10 +399,12 @@ def _every_target(
     elif outputs.dim() == targets.dim() + 1:  # a column for each class, wherever it is
         classes = outputs.shape[1:].numel() // size
         filled = torch.arange(-(-classes // size) * size, device=targets.device) % classes
-        found.append(filled.to(targets).view(-1, *shape))
-    if size > 1 and targets.dtype == torch.long:
+        few = None if size == 1 else max(2, _MOST_NUMBERS // outputs[0].numel())
+        found.append(filled.to(targets).view(-1, *shape)[:few])
+    ignored = getattr(loss, "ignore_index", -100 if targets.device.type == "cpu" else None)
+    if size > 1 and targets.dtype == torch.long and ignored is not None:
         padded = targets[:2].flatten(1).clone()
-        padded[0, 1:] = getattr(loss, "ignore_index", -100)
+        padded[0, 1:] = ignored
         found.append(padded.view(2, *shape))
         try:
             loss(outputs[:2], found[-1])
