@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyUnit, dp_sgd_epsilons
 from botorch_dp.space import Config, SearchSpace
-from botorch_dp.training.plan import DELTA, TrainingPlan, TrainingSettings
+from botorch_dp.training.plan import DELTA, FIXED_BEFOREHAND, TrainingPlan, TrainingSettings
 
 if TYPE_CHECKING:
     from botorch_dp.training.trainer import DPTrainer
+
+#: In place of `FIXED_BEFOREHAND`: a study chooses configurations by earlier results, and counts it.
+_SHARED_BEFOREHAND = (
+    "the space, the settings that all trainings share and the weights that these begin with were "
+    "fixed without looking at the records"
+)
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,10 @@ class TrainingOracles:
         return self.plan(config).epsilon
 
     def guarantee(self, config: Config) -> Guarantee:
-        """What publishing the model would promise."""
-        return self.plan(config).guarantee
+        """What publishing the model would promise; a study counts the choice of the config."""
+        one = self.plan(config).guarantee
+        stated = (_SHARED_BEFOREHAND if c == FIXED_BEFOREHAND else c for c in one.unit.conditions)
+        return replace(one, unit=replace(one.unit, conditions=tuple(stated)))
 
     def epsilons(self, configs: Sequence[Config]) -> list[float]:
         """Upper bounds on :meth:`epsilon` for many configurations at once."""
