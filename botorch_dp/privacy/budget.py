@@ -238,12 +238,13 @@ class Compartments:
         return _left(Fraction(self.mu) ** 2, totals.mu_squared)
 
     def how_many(self, totals: Totals, cost: Cost) -> int:
-        """How many more charges of this cost, which is not zero, the budget can bear."""
+        """How many more charges of this cost the budget can bear; of a free one, one."""
         limits = Fraction(self.epsilon), Fraction(self.delta), Fraction(self.mu) ** 2
         spent = totals.epsilon, totals.delta, totals.mu_squared
         needs = Fraction(cost[0]), Fraction(cost[1]), Fraction(cost[2]) ** 2
         parts = zip(limits, spent, needs, strict=True)
-        return int(min((x * (1 + ALLOWANCE) - y) / need for x, y, need in parts if need > 0))
+        fits = [(x * (1 + ALLOWANCE) - y) / need for x, y, need in parts if need > 0]
+        return int(min(fits, default=1))
 
     def shares(self, totals: Totals, costs: Iterable[Cost]) -> list[float]:
         """The share of the budget that each cost uses; a compartment counts by its epsilon.

@@ -89,6 +89,11 @@ class LedgerSnapshot:
         return list(self.charges)
 
 
+def _thousandths(share: float) -> int:
+    """A share that was spent, rounded up but for what adding floats may be off by."""
+    return min(1000, math.ceil(1000 * share - 1e-6))
+
+
 def charged_nowhere(ledger: LedgerSnapshot | None, guarantee: Guarantee) -> list[str]:
     """The line that a printed result ends with where nothing was charged."""
     if ledger is not None or guarantee.void is not None:
@@ -407,42 +412,36 @@ class PrivacyLedger:
 
     def __str__(self) -> str:
         """What is used and left in a sentence, and a table of the charges and their shares."""
-        entries = self.entries()
+        with self._file.snapshot():
+            entries, shares, summary = self.entries(), self.shares(), self.summary()
         if not entries:
-            return self.summary()
-        used, shares, so_far = 0, [], 0.0
-        for share in self.shares():  # in thousandths, what is spent rounded up
+            return summary
+        table, used, so_far = [("date", "what", "label", "key", "share")], 0, 0.0
+        for entry, share in zip(entries, shares, strict=True):
             so_far += share
-            before, used = used, min(1000, math.ceil(1000 * so_far - 1e-6))
-            shares.append("<0.1%" if used == before and share else f"{(used - before) / 10:.1f}%")
-        table = [
-            ("date", "what", "label", "key", "share"),
-            *(
-                (
-                    e.charged_at[:10],
-                    e.guarantee.mechanism,
-                    e.label,
-                    _OF_A_RUN.sub("", e.key or ""),
-                    share,
-                )
-                for e, share in zip(entries, shares, strict=True)
-            ),
-            ("", "left", "", "", f"{(1000 - used) / 10:.1f}%"),
-        ]
+            before, used = used, _thousandths(so_far)
+            shown = "<0.1%" if used == before and share else f"{(used - before) / 10:.1f}%"
+            key = _OF_A_RUN.sub("", entry.key or "")
+            table.append(
+                (entry.charged_at[:10], entry.guarantee.mechanism, entry.label, key, shown)
+            )
+        table.append(("", "left", "", "", f"{(1000 - used) / 10:.1f}%"))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = (
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in table
         )
-        return "\n".join([self.summary(), "", *lines])
+        return "\n".join([summary, "", *lines])
 
     def summary(self) -> str:
         """What is used, rounded up, and what may still be released, rounded down; one sentence."""
-        whole, totals, compartments = self._whole, self._file.totals(), self.compartments()
-        if compartments is None or totals.count == 0:
-            return f"Nothing of {whole} is used."
+        with self._file.snapshot():
+            whole, totals, compartments = self._whole, self._file.totals(), self.compartments()
+            if compartments is None or totals.count == 0:
+                return f"Nothing of {whole} is used."
+            used, last, mu = math.fsum(self.shares()), self.entries()[-1], self.mu_left()
         by = f"by {totals.count} {'charge' if totals.count == 1 else 'charges'}"
-        epsilon, mu = compartments.summed_left(totals)[0], self.mu_left()
+        epsilon = compartments.summed_left(totals)[0]
         if compartments.purely_gaussian and not self._budget.renyi:
             epsilon = pure_dp_epsilon(mu)
         still = [f"one Laplace release of at most ε = {rounded_down(epsilon)}"] * (epsilon > 0)
@@ -451,13 +450,11 @@ class PrivacyLedger:
             still.append(f"one Gaussian release of at most ε = {left[0]} at δ = {left[1]}")
         if not still:
             return f"All of {whole} is used up, {by}."
-        last = self.entries()[-1]
-        cost = (last.epsilon, last.delta, last.mu)
-        if any(cost):
-            more = compartments.how_many(totals, cost)
-            still.append(f"{more if more else 'none'} like the last one")
-        used = math.ceil(1000 * math.fsum(self.shares()) - 1e-6) / 10
-        return f"{used:.1f}% of {whole} is used, {by}; you can still make {', or '.join(still)}."
+        more = compartments.how_many(totals, (last.epsilon, last.delta, last.mu))
+        still += [f"{more} like the last one"] * (more > 0)
+        but = "" if more else ", but none like the last one"
+        said = f"{_thousandths(used) / 10:.1f}% of {whole} is used, {by}"
+        return f"{said}; you can still make {', or '.join(still)}{but}."
 
     @property
     def _whole(self) -> str:
