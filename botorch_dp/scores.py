@@ -527,9 +527,10 @@ class EstimatorScores:
 
             def answers(places: NDArray[np.intp]) -> list[NDArray[Any]] | None:
                 try:
-                    return _predictions(fitted, _taken(pool, places))
-                except Exception:  # it may refuse such rows
+                    found = _predictions(fitted, _taken(pool, places))
+                except Exception:  # it may refuse such rows, or leave them out
                     return None
+                return found if {len(part) for part in found} == {len(places)} else None
 
             usual, middle = np.arange(size), size // 2
             gaps = np.where(usual % 2, usual + size, usual)

@@ -409,6 +409,21 @@ def test_a_pipeline_that_mixes_records_is_refused_and_no_protected_one_is_asked(
     assert "fixed seed does not help" in str(caught.value)
 
 
+class Dropping(LogisticRegression):
+    """Predicts complete rows only."""
+
+    def predict_proba(self, X):
+        return super().predict_proba(X[~np.isnan(X).any(axis=1)])
+
+
+def test_an_estimator_that_leaves_rows_out_is_asked_for_them_one_by_one():
+    features = VALIDATION[0].copy()
+    features[3, 0] = math.nan
+    validation = features, VALIDATION[1]
+    (row,) = per_record_scores(Dropping(), SPACE, TRAIN, validation, "brier")(CONFIGS[:1])
+    assert row.isnan().nonzero().flatten().tolist() == [3]
+
+
 @pytest.mark.parametrize(
     "estimator",
     [
@@ -447,7 +462,7 @@ def test_one_table_cannot_be_public_and_protected(form):
         per_record_scores(LogisticRegression(), SPACE, train, validation)
 
 
-def test_not_to_tune_is_always_a_candidate():
+def test_not_to_tune_is_always_a_candidate(tmp_path):
     useless = SearchSpace(C=Real(1e-9, 1e-8, log=True))
     scores = per_record_scores(LogisticRegression(), useless, TRAIN, VALIDATION, "brier")
     assert scores.incumbent == {"C": 1.0}
@@ -456,6 +471,10 @@ def test_not_to_tune_is_always_a_candidate():
     assert search.candidates(6)[:2] == [useless.middle(), {"C": 1.0}]
     assert len(search.candidates(6)) == 6 and search.plan().evaluations == {"selection": 6}
     assert search.run().config.value == {"C": 1.0}
+    search.run(checkpoint=tmp_path / "run")
+    scores.incumbent = {"C": 2.0}
+    with pytest.raises(PrivacyError, match="incumbent"):
+        PrivateSearch(scores, useless, **options).run(checkpoint=tmp_path / "run")
     wrong = per_record_scores(LogisticRegression(C=-1.0), SPACE, TRAIN, VALIDATION)
     assert wrong.incumbent is None
     assert PrivateSearch(wrong, SPACE, **options).candidates(6)[0] == SPACE.middle()

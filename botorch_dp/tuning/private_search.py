@@ -616,6 +616,7 @@ class PrivateSearch:
         """All that a run depends on; it is continued with the same settings only."""
         return {
             "space": self.space.to_dict(),
+            "incumbent": self.incumbent,
             "bounds": list(self.bounds),
             "epsilon": self.budget.epsilon,
             "delta": self.budget.delta,
