@@ -214,7 +214,8 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         """Refuse values that are no epsilon and utility of the space, as soon as there are some."""
         config = _config_of(self._problem.space, trial.params)
         if state is TrialState.COMPLETE and values is not None and config is not None:
-            epsilon = self._search.known.epsilon(config)
+            with self._lock:
+                epsilon = self._search.known.epsilon(config)
             _check_values(trial.number, values, epsilon, maximize=_is_utility(study))
 
     def reseed_rng(self) -> None:
