@@ -51,7 +51,7 @@ def digest_if_any(value: object) -> str | None:
     """Its digest, or None if it has no canonical form."""
     try:
         return digest_of(value)
-    except TypeError:
+    except (TypeError, ValueError):
         return None
 
 

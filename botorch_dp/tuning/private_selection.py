@@ -42,6 +42,7 @@ from botorch_dp.privacy import (
     Release,
     gaussian_mu,
 )
+from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.guarantee import SelectionLoss, warn_large_delta
 from botorch_dp.privacy.ledger import LedgerSnapshot, charged_nowhere, check_payment
 from botorch_dp.privacy.receipt import Origin
@@ -196,7 +197,7 @@ class SelectionResult:
                 "`records` is 'test', but the test records are public or were not used, so "
                 "nothing is promised to them."
             )
-        value = self.config.value if self.artifact.value is None else self.artifact.value
+        released = self.config if self.artifact.value is None else self.artifact
         training = self.training
         if training is not None and self.score is not None:
             training = {**training, "released_score": self.score.value}
@@ -209,7 +210,7 @@ class SelectionResult:
             "note": f"trainings were scored on {self.scored_on} records",
             "ledger": ledger,
         }
-        return Receipt.of(Release(value, guarantee), **{**known, **facts})
+        return Receipt.of(replace(released, guarantee=guarantee), **{**known, **facts})
 
     def __str__(self) -> str:
         shown = {
@@ -489,8 +490,9 @@ class PrivateSelection:
             if self._scoring.mu is not None:
                 value = min(max(value, 0.0), 1.0)  # the noisy mean of numbers between
             score = Release(value, guarantee, self._scoring.std)
+        artifact = self._restored(kept)
         return self._result_type(
-            artifact=Release(self._restored(kept), guarantee),
+            artifact=Release(artifact, guarantee, digest=digest_if_any(artifact)),
             config=Release(config, guarantee),
             score=score,
             test_guarantee=self.test_guarantee,

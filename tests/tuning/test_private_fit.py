@@ -493,6 +493,14 @@ class TestNothingTuned:
             assert receipt.document["settings"]["origin"] == origin
             assert receipt.verify().passes
 
+    def test_a_model_that_was_changed_since_gets_no_receipt(self) -> None:
+        result = self.untuned().run()
+        assert result.receipt().verify(artifact=result.model.value).passes
+        next(result.model.value.parameters()).data.add_(1.0)
+        for receipt in (result.receipt, result.model.receipt):
+            with pytest.raises(PrivacyError, match="model was changed since"):
+                receipt()
+
     def test_it_needs_the_choice(self) -> None:
         with pytest.raises(ValueError, match="Without a `space` nothing is tuned"):
             self.untuned(fixed={"learning_rate": 0.1})
