@@ -60,6 +60,9 @@ Route = Literal["selection", "slope", "descent"]
 _CHOSEN = "the space, the bounds and the settings were chosen without the records"
 #: With so few numbers to tune, space-filling points come close enough by themselves.
 _FEW = 2
+#: The same where an incumbent is compared, too: on estimators with three or four numbers a selection
+#: was better than slopes for four of five, and level for the other (``docs/tuning.md``).
+_FEW_BESIDE_AN_INCUMBENT = 4
 #: More steps than this only divide the budget further; evaluations left over widen each stencil.
 _MOST_STEPS = 25
 #: The part of the evaluations and, in squares of mu, of the budget that chooses categories.
@@ -193,11 +196,11 @@ class PrivateSearch:
     before anything is read:
 
     - *selection* costs a pure epsilon: permute-and-flip [McKenna2020] on the mean scores of
-      ``evaluations`` configurations that fill the space. It is taken for up to two numbers,
-      where there is nothing but categories, under constraints, for scores that are no mean over
-      records (AUC, F1), and for models whose losses jump (trees and their ensembles, neighbours,
-      networks). The middle of the space and the ``incumbent`` of ``record_scores``, a
-      configuration, are always among them;
+      ``evaluations`` configurations that fill the space, the middle of it and the ``incumbent`` of
+      ``record_scores``, a configuration, among them. It is taken for up to two numbers (four with
+      an incumbent, as estimators have one), where there is nothing but categories, under
+      constraints, for scores that are no mean over records (AUC, F1), and for models whose losses
+      jump (trees and their ensembles, neighbours, networks);
     - *slope* costs a pure epsilon: categories are chosen by permute-and-flip, then slopes of
       regions are released (see :mod:`~botorch_dp.tuning.slopes`). It is taken without a delta, and
       with one where ``n mu / sqrt(d)`` is at most 11;
@@ -413,7 +416,8 @@ class PrivateSearch:
         why_not = self._without_slopes()
         if why_not is None and self._has_steps:
             why_not = "the losses of such a model jump, and do not slope."
-        if why_not is None and smooth <= _FEW:
+        few = _FEW if self.incumbent is None else _FEW_BESIDE_AN_INCUMBENT
+        if why_not is None and smooth <= few:
             return "selection", (
                 f"they cover {smooth} number{'s' if smooth > 1 else ''} densely enough."
             )

@@ -214,6 +214,19 @@ def test_trees_are_known_by_their_kind_and_never_by_the_records():
     assert plan.route == "selection" and "jump" in plan.reason
 
 
+def test_up_to_four_numbers_are_compared_with_what_is_in_use():
+    def with_incumbent(d):
+        scores = bowl()
+        scores.incumbent = {f"x{i}": 0.9 for i in range(d)}
+        return search(scores, space=cube(d))
+
+    assert with_incumbent(4).plan().route == "selection"
+    assert with_incumbent(5).plan().route == "descent"
+    assert with_incumbent(4).candidates(3)[1] == {f"x{i}": 0.9 for i in range(4)}
+    assert search(space=cube(2)).plan().route == "selection"
+    assert search(space=cube(3)).plan().route == "descent"
+
+
 def test_few_evaluations_make_few_gradients():
     plan = search(evaluations=5).plan()
     assert (plan.route, plan.steps, plan.batch_size) == ("descent", 1, 5)
