@@ -176,8 +176,8 @@ class Setup:
         largest = max((float(w.max()) for w in weights if isinstance(w, Tensor)), default=0.0)
         if largest > 1:
             found.append(
-                f"The loss has weights up to {largest:g}. Clipping undoes those above 1 wherever it "
-                "acts: let the largest be 1, and the others less."
+                f"The loss has weights up to {largest:g}. Clipping undoes those above 1 where "
+                "it acts: let the largest be 1, and the others less."
             )
         return tuple(found)
 
