@@ -60,8 +60,8 @@ Route = Literal["selection", "slope", "descent"]
 _CHOSEN = "the space, the bounds and the settings were chosen without the records"
 #: With so few numbers to tune, space-filling points come close enough by themselves.
 _FEW = 2
-#: The same where an incumbent is compared, too: on estimators with three or four numbers a selection
-#: was better than slopes for four of five, and level for the other (``docs/tuning.md``).
+#: The same where an incumbent is compared, too: on estimators with three or four numbers a
+#: selection was better than slopes for four of five, and level for one (``docs/tuning.md``).
 _FEW_BESIDE_AN_INCUMBENT = 4
 #: More steps than this only divide the budget further; evaluations left over widen each stencil.
 _MOST_STEPS = 25
