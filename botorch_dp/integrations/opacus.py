@@ -34,7 +34,7 @@ from botorch_dp.privacy import (
     Release,
     dp_sgd_epsilons,
 )
-from botorch_dp.privacy.guarantee import warn_large_delta
+from botorch_dp.privacy.guarantee import warn_large_delta, warn_large_epsilon
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training.engines import trainable
@@ -347,6 +347,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         if secret:
             plan.check_publishable()
             warn_large_delta(plan.delta, plan.num_records)
+            warn_large_epsilon(noise.get("target_epsilon", 0.0))
             if self.ledger is not None:
                 stated = None if self.ledger.budget.renyi else plan.delta
                 self.ledger.charge(plan.guarantee, label=self.label, delta=stated)

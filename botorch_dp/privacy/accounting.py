@@ -49,7 +49,6 @@ from botorch_dp.privacy.guarantee import (
     NeighboringRelation,
     PoissonSGDLoss,
     warn_large_delta,
-    warn_large_epsilon,
 )
 
 Sampling = Literal["poisson", "without_replacement"]
@@ -112,7 +111,6 @@ class DPSGD:
         """
         epsilon = check_positive("epsilon", epsilon)
         tolerance = check_positive("tolerance", tolerance)
-        warn_large_epsilon(epsilon)
         warn_large_delta(check_delta("delta", delta), self.num_records)
         loss = self.with_noise(1.0).loss()
 

@@ -32,7 +32,7 @@ from botorch_dp.privacy import (
     dp_sgd_noise_multiplier,
 )
 from botorch_dp.privacy.accounting import Sampling
-from botorch_dp.privacy.guarantee import PrivacyLoss, warn_large_epsilon
+from botorch_dp.privacy.guarantee import PrivacyLoss
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.training.randomness import Randomness
 
@@ -361,9 +361,8 @@ def make_plan(
     check_count("epochs * (num_records // batch_size)", plan.steps)
     if target is None:
         return plan
-    warn_large_epsilon(check_positive("target_epsilon", target))
     noise_multiplier = dp_sgd_noise_multiplier(
-        epsilon=target,
+        epsilon=check_positive("target_epsilon", target),
         batch_size=plan.batch_size,
         num_records=plan.num_records,
         steps=plan.steps,

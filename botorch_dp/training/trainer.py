@@ -24,7 +24,7 @@ from botorch_dp._checks import (
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, Receipt, Release
 from botorch_dp.privacy.digests import digest_if_any
-from botorch_dp.privacy.guarantee import warn_large_delta
+from botorch_dp.privacy.guarantee import warn_large_delta, warn_large_epsilon
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import warn_caller
 from botorch_dp.space import Real, SearchSpace
@@ -310,6 +310,7 @@ class DPTrainer:
         """
         plan = self._plan(settings)
         warn_large_delta(plan.delta, plan.num_records)
+        warn_large_epsilon(settings.get("target_epsilon", 0.0))
         return plan
 
     def fit(
@@ -372,6 +373,7 @@ class DPTrainer:
         _check_seed(plan, seed, publish=publish, ledger=ledger)
         if publish:
             warn_large_delta(plan.delta, plan.num_records)
+            warn_large_epsilon(settings.get("target_epsilon", 0.0))
         self._check_curve(curve, plan)
         run = self.start(plan, [seed])
         identity = self._identity(run, seed, curve, with_data=checkpoint is not None)

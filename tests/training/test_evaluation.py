@@ -286,6 +286,19 @@ def test_a_delta_not_below_one_in_n_warns_before_anything_is_charged() -> None:
         )
 
 
+def test_a_target_above_10_warns_where_a_model_is_to_be_published() -> None:
+    """A study tries many targets with seeds, and they promise nothing."""
+    trainer = DPTrainer(lambda: logistic_regression(3), logistic_loss, DATA)
+    settings = {name: value for name, value in TRAINING.items() if name != "noise_multiplier"}
+    with pytest.warns(UserWarning, match="`epsilon` = 12.5 promises next to nothing"):
+        trainer.plan(**settings, target_epsilon=12.5)
+    with pytest.warns(UserWarning, match="`epsilon` = 13.5 promises next to nothing"):
+        trainer.fit(**settings, target_epsilon=13.5, publish=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.fit(**settings, target_epsilon=14.5, seed=0)
+
+
 def test_a_private_fit_warns_but_not_as_often_as_it_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
