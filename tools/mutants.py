@@ -421,6 +421,14 @@ MUTANTS = [
         ("            half = len(places) // 2", "            half = 0"),
     ),
     *_mutants(
+        "training/isolation.py",
+        "training/test_isolation.py",
+        ("for places in (*neighbours, some, some.repeat_interleave(2)):", "for places in ():"),
+        ("few = torch.arange(together, device=device)", "few = torch.zeros(1, dtype=torch.long)"),
+        ("            found.append(torch.eye(", "            (torch.eye("),
+        ("    padded[0, 1:] = ignored", "    padded[0, 1:] = 0"),
+    ),
+    *_mutants(
         "training/records.py",
         "test_one_record.py",
         ("if _form_of(x, y) == _form_of(self._X, self._Y):", "if True:"),

@@ -334,11 +334,14 @@ MIXING: dict[str, tuple[Any, TrainTest, Any]] = {
         TEN,
         partial(nn.Linear, 5, 10),
     ),
-    "one-hot": (
-        lambda o, t: weighted_by_hand(o, t.argmax(dim=1)),
-        ONE_HOT,
-        partial(nn.Linear, 5, 10),
-    ),
+    **{
+        f"one-hot, class {odd} has weight 50": (
+            lambda o, t, odd=odd: F.cross_entropy(o, t.argmax(dim=1), weight=odd_one(odd)),
+            ONE_HOT,
+            partial(nn.Linear, 5, 10),
+        )
+        for odd in range(10)
+    },
     "shares": (
         lambda o, t: ((o[:, 0] - t).square() * t).sum() / t.sum(),
         SHARES,
