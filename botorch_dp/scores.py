@@ -472,7 +472,7 @@ class EstimatorScores:
         self.statistic: Statistic | None = None
         if loss in ("roc_auc", "f1"):
             self.statistic = self._ranking(str(loss), labels_are_public)
-        _check_different(train, validation)
+        _check_different((self._train_X, self._train_y), (X, y))
         #: The estimator's own settings, if it can be fitted with them: not to tune is a candidate.
         self.incumbent: Config | None = None
         self._check_apart(self._usual(space))
@@ -684,32 +684,28 @@ def _moved(before: list[NDArray[Any]], after: list[NDArray[Any]] | None) -> NDAr
 
 def _check_different(train: tuple[Any, Any], validation: tuple[Any, Any]) -> None:
     """Refuse the same objects, or overlapping parts of one, as public and as protected."""
-    for public, protected in zip(train, validation, strict=True):
-        if public is protected or any(
-            _overlap(*parts) for parts in zip(_memory(public), _memory(protected), strict=False)
-        ):
-            raise PrivacyError(
-                "The public records and the protected ones share memory, so that some are the "
-                "same: what is public is read without noise. Split them: fit to records that may "
-                "be known to everybody, and protect others, such as X[:600] and X[600:]."
-            )
+    if any(_overlap(*parts) for parts in zip(train, validation, strict=True)):
+        raise PrivacyError(
+            "The public records and the protected ones share memory, so that some are the same: "
+            "what is public is read without noise. Split them: fit to records that may be known to "
+            "everybody, and protect others, such as X[:600] and X[600:]."
+        )
 
 
-def _memory(part: Any) -> list[NDArray[Any]]:
-    """The arrays that records lie in, by column for a data frame."""
-    if hasattr(part, "columns"):
-        return [part.iloc[:, place].to_numpy() for place in range(part.shape[1])]
-    if hasattr(part, "to_numpy"):
-        return [part.to_numpy()]
-    if isinstance(part, Tensor):
-        return [part.numpy(force=True)]
-    part = getattr(part, "data", part) if hasattr(part, "tocsr") else part
-    return [part] if isinstance(part, np.ndarray) else []
-
-
-def _overlap(one: NDArray[Any], other: NDArray[Any]) -> bool:
+def _overlap(public: Any, protected: Any) -> bool:
+    """Whether two parts are one object, or share memory."""
+    if public is protected or any(isinstance(each, list | tuple) for each in (public, protected)):
+        return public is protected
+    if hasattr(public, "columns"):
+        places = range(min(public.shape[1], protected.shape[1]))
+        return any(_overlap(public.iloc[:, k], protected.iloc[:, k]) for k in places)
+    one, other = (each.data if hasattr(each, "tocsr") else each for each in (public, protected))
     try:
-        return np.shares_memory(one, other, max_work=10_000)  # type: ignore[arg-type]
+        return np.shares_memory(
+            np.asarray(one),
+            np.asarray(other),
+            max_work=10_000,  # type: ignore[arg-type]
+        )
     except np.exceptions.TooHardError:
         return False
 
