@@ -503,7 +503,11 @@ def test_a_script_that_is_started_again_pays_again(tmp_path: Path) -> None:
         ({"epochs": None}, "Give `epochs`"),
         ({"criterion": None}, r"Give `criterion`, .* nn.CrossEntropyLoss\(\)"),
         ({"criterion": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 9.0]))}, "at most 1"),
-        ({"criterion": lambda outputs, _: (outputs @ outputs.T).mean()}, "not the mean"),
+        pytest.param(
+            {"criterion": lambda outputs, _: (outputs @ outputs.T).mean()},
+            "not the mean",
+            id="contrastive",
+        ),
         ({"epoch": 3}, "no argument 'epoch'"),
         ({"sampling": "poisson"}, r"no argument 'sampling' here.* DPTrainer has engines"),
         (
