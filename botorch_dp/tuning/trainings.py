@@ -118,7 +118,7 @@ def train_once(
     try:
         return train_and_score(train, config, noise_multiplier, scoring, seed)
     except Exception as error:
-        if isinstance(error.__cause__ or error, sqlite3.Error):
+        if isinstance(error.__cause__, sqlite3.Error):
             raise
         return FAILED
 
