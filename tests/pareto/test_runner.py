@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import (
     BrokenExecutor,
     Executor,
@@ -190,6 +190,15 @@ class TestFailures:
         assert not tried.trials
 
 
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """Python's own handler, also where a shell has started the suite in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 class TestInterruption:
     @pytest.mark.parametrize("threads", [0, 2])
     def test_ctrl_c_keeps_what_finished(self, threads: int) -> None:
