@@ -209,7 +209,6 @@ MUTANTS = [
         "test_files.py",
         ("            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))\n", ""),
         ("        os.register_at_fork(after_in_child=leave)\n", "        pass\n"),
-        ("fcntl.flock(self._holder, fcntl.LOCK_UN)", "pass"),
         ("fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
         ("                if connection is not self._connection:\n", "                if False:\n"),
     ),

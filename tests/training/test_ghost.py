@@ -23,6 +23,7 @@ from botorch_dp.training import (
     cross_entropy_loss,
     per_record,
 )
+from botorch_dp.training.contributions import Products
 from botorch_dp.training.engines import Batches
 from botorch_dp.training.ghost import GhostEngine
 from botorch_dp.training.networks import logistic_loss
@@ -562,3 +563,12 @@ def test_models_whose_way_back_looks_at_all_records_are_left_to_per_record() -> 
     assert DPTrainer(_Product, logistic_loss, data).engine == "per_record"
     with pytest.raises(ValueError, match="ghost engine cannot train"):
         DPTrainer(_Product, logistic_loss, data, engine="ghost")
+
+
+def test_norms_of_products_are_those_of_the_gradients() -> None:
+    """Of a layer that is applied at three places: the gradients there add up before the norm."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(5, 3, 4, generator=generator, dtype=torch.double)
+    gradients = torch.randn(5, 3, 2, generator=generator, dtype=torch.double)
+    formed = torch.einsum("mtp,mtd->mpd", gradients, inputs).flatten(1).norm(dim=1)
+    torch.testing.assert_close(Products(inputs, gradients, torch.double).norms(), formed)
