@@ -364,3 +364,10 @@ def test_a_release_takes_the_facts_that_its_owner_states() -> None:
     assert receipt.document["settings"]["origin"] == "public copy"
     with pytest.raises(ValueError, match="settings"):
         release.receipt(settings="guessed")
+
+
+def test_the_facts_of_a_release_are_in_its_receipt_and_arguments_replace_them() -> None:
+    made = laplace_mechanism(0.5, sensitivity=1.0, epsilon=1.0)
+    release = replace(made, facts={"settings": "default rule", "note": "a rule"})
+    settings = release.receipt(note="ours").document["settings"]
+    assert settings == {"origin": "default rule", "note": "ours"}

@@ -304,7 +304,7 @@ class DPGIBO:
         """A function of the gradients released so far."""
         n = self._progress.num_records
         scale = self._settings.noise_std(n) if n else None
-        return Release(value, self._settings.guarantee(self.steps_taken), scale)
+        return Release(value, self._settings.guarantee(self.steps_taken), scale=scale)
 
     # One step. What can fail for public reasons comes before the charge; what is stored, before
     # what is shown.

@@ -171,11 +171,11 @@ class Loop:
             )
         plan = self.plan
         if not self.secret:
-            return Release(own, plan.guarantee.simulated(), plan.noise_std)
+            return Release(own, plan.guarantee.simulated(), scale=plan.noise_std)
         if self._checked != self.taken:
             self.setup.check(own, precise=True)
             self._checked = self.taken
-        return Release(own, plan.guarantee, plan.noise_std, digest_if_any(own))
+        return Release(own, plan.guarantee, scale=plan.noise_std, digest=digest_if_any(own))
 
     def trained(self) -> nn.Module:
         """The model as it was given, with the weights of the last step, in evaluation mode."""

@@ -16,8 +16,8 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -148,7 +148,7 @@ class PrivacyLoss(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready numbers with the ``kind``."""
-        numbers = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        numbers = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
         return {
             "kind": self.kind,
             **{k: v.name if isinstance(v, NeighboringRelation) else v for k, v in numbers.items()},
@@ -832,15 +832,21 @@ class Release(Generic[T_co]):
         scale: The public scale of the noise, or None if the mechanism has no single one.
         digest: Of the value when it was made, if it can be changed since, as models can: a receipt
             of a changed one is refused.
+        facts: Public facts for the receipt, by their names in :meth:`Receipt.of`.
     """
 
     value: T_co
     guarantee: Guarantee
+    _: KW_ONLY
     scale: float | None = None
     digest: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def receipt(self, **facts: Any) -> Receipt:
-        """A document that a stranger can check; see :meth:`Receipt.of` for the ``facts``.
+        """A document that a stranger can check.
+
+        Args:
+            facts: See :meth:`Receipt.of`. They replace those that the release has.
 
         Example:
             >>> release = laplace_mechanism(0.25, sensitivity=0.01, epsilon=1.0)
@@ -848,7 +854,7 @@ class Release(Generic[T_co]):
         """
         from botorch_dp.privacy.receipt import Receipt
 
-        return Receipt.of(self, **facts)
+        return Receipt.of(self, **{**self.facts, **facts})
 
     def __str__(self) -> str:
         """The value, the noise and the guarantee, to be pasted into a report."""

@@ -137,7 +137,7 @@ def laplace_mechanism(
     noisy = released(
         lambda: source.add_laplace(values, scale), guarantee, scale, ledger, key, label, unsafe_seed
     )
-    return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
+    return Release(rebuild(noisy.value), noisy.guarantee, scale=noisy.scale)
 
 
 @lru_cache(maxsize=64, typed=True)
@@ -223,7 +223,7 @@ def gaussian_mechanism(
         label,
         unsafe_seed,
     )
-    return Release(rebuild(noisy.value), noisy.guarantee, noisy.scale)
+    return Release(rebuild(noisy.value), noisy.guarantee, scale=noisy.scale)
 
 
 def exponential_guarantee(
@@ -500,7 +500,7 @@ def released(
     """What ``draw`` returns, charged to the ledger if there is one."""
     check_payment(ledger, unsafe_seed=unsafe_seed, key=key)
     value = release_through(ledger, guarantee, draw, key=key, label=label, about={"scale": scale})
-    return Release(value, guarantee if unsafe_seed is None else guarantee.simulated(), scale)
+    return Release(value, guarantee if unsafe_seed is None else guarantee.simulated(), scale=scale)
 
 
 def _guarantee(

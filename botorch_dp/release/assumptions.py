@@ -266,4 +266,4 @@ def charge_then_draw(
     warn_if_drowned(mechanism.utility())
     price = mechanism.guarantee
     value, scale = release_through(ledger, price, draw, label=label)
-    return Release(value, price if unsafe_seed is None else price.simulated(), scale)
+    return Release(value, price if unsafe_seed is None else price.simulated(), scale=scale)

@@ -457,8 +457,8 @@ class _PrivateOptimizer(ABC):
             choice, maximum = choice.simulated(), maximum.simulated()
         value = released["choice"].to(self.choices)
         return PrivateOptimum(
-            choice=Release(value, choice, released["choice_scale"]),
-            maximum=Release(released["maximum"], maximum, released["maximum_scale"]),
+            choice=Release(value, choice, scale=released["choice_scale"]),
+            maximum=Release(released["maximum"], maximum, scale=released["maximum_scale"]),
             diagnostics=seen,
         )
 

@@ -367,7 +367,9 @@ class PrivateSearch:
             config=Release(dict(config), guarantee),
             score=None
             if score is None
-            else Release(min(max(score[0], self.bounds[0]), self.bounds[1]), guarantee, score[1]),
+            else Release(
+                min(max(score[0], self.bounds[0]), self.bounds[1]), guarantee, scale=score[1]
+            ),
             route=plan.reason,
             diagnostics=diagnostics,
             ledger=charged,

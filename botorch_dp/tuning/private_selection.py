@@ -489,7 +489,7 @@ class PrivateSelection:
             value = shown["score"] if math.isfinite(shown["score"]) else math.nan
             if self._scoring.mu is not None:
                 value = min(max(value, 0.0), 1.0)  # the noisy mean of numbers between
-            score = Release(value, guarantee, self._scoring.std)
+            score = Release(value, guarantee, scale=self._scoring.std)
         artifact = self._restored(kept)
         return self._result_type(
             artifact=Release(artifact, guarantee, digest=digest_if_any(artifact)),

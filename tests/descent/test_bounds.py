@@ -28,7 +28,7 @@ KNOWN: dict[str, Any] = {
 
 def result_of(traces: list[float], noise_std: float = 0.0) -> DescentResult:
     guarantee = gaussian_guarantee(sensitivity=1.0, mu=1.0)
-    location = Release(torch.zeros(2), guarantee, noise_std)
+    location = Release(torch.zeros(2), guarantee, scale=noise_std)
     history = tuple(StepRecord(3, 3, 0.1, trace) for trace in traces)
     steps = len(traces)
     return DescentResult(location, location, location, history, steps, DescentDiagnostics())

@@ -395,11 +395,11 @@ def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity
         def noisy(value, *, sensitivity, **_):
             vector = torch.as_tensor(value, dtype=torch.double).reshape(-1)
             got.append((vector, sensitivity, 2))
-            return Release(0 * value, None, 1.0)
+            return Release(0 * value, None, scale=1.0)
 
         def noisy_in_l1(value, *, sensitivity, **_):
             got.append((value, sensitivity, 1))
-            return Release(0 * value, None, 1.0)
+            return Release(0 * value, None, scale=1.0)
 
         monkeypatch.setattr(searching, "exponential_mechanism", selected)
         monkeypatch.setattr(searching, "gaussian_mechanism", noisy)
