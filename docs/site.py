@@ -48,6 +48,7 @@ SUBPACKAGES = [
     "integrations.opacus",
     "integrations.optuna",
     "integrations.ray",
+    "integrations.estimators",
     "integrations.sklearn",
     "datasets",
     "tasks",

@@ -45,7 +45,7 @@ from botorch_dp.acquisition.gradient_trace import (
     stencil_directions,
 )
 from botorch_dp.descent import DPGIBO
-from botorch_dp.integrations.sklearn import DPClassifier
+from botorch_dp.integrations.estimators import DPClassifier
 from botorch_dp.models import FiniteSetGP, public_gp
 from botorch_dp.outsourced import GaussianNoiseCurator, Modeler, RandomProjectionCurator
 from botorch_dp.privacy import NeighboringRelation, PrivacyBudget

@@ -37,8 +37,8 @@ from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader
 
 from botorch_dp.descent import DPGIBO, private_start
+from botorch_dp.integrations.estimators import DPClassifier, DPRegressor
 from botorch_dp.integrations.opacus import PrivacyEngine
-from botorch_dp.integrations.sklearn import DPClassifier, DPRegressor
 from botorch_dp.objectives import ObjectiveDiagnostics, PrivateObjective
 from botorch_dp.privacy import PrivacyBudget, Release
 from botorch_dp.privacy.runs import Run
@@ -701,7 +701,7 @@ SUBJECTS |= {
     ),
     **{
         name: Subject(
-            (f"botorch_dp.integrations.sklearn.{name}",), reaching(each), RECORDS, ODD_TENSORS
+            (f"botorch_dp.integrations.estimators.{name}",), reaching(each), RECORDS, ODD_TENSORS
         )
         for name, each in ESTIMATORS.items()
     },
@@ -843,6 +843,7 @@ MODULES = (
     "training.records",
     "training.evaluation",
     "training.trainer",
+    "integrations.estimators",
     "integrations.sklearn",
     "training.output_perturbation",
 )

@@ -197,7 +197,7 @@ PLACES = {
     "privacy/mechanisms.py": ["laplace_mechanism", "gaussian_mechanism", "sparse_vector"],
     "release/assumptions.py": ["PrivateChoice", "PrivateMaximum", "noise-free", "Lipschitz"],
     "release/private_ucb.py": ["PrivateGPUCB"],
-    "integrations/sklearn.py": ["DPClassifier", "DPRegressor"],
+    "integrations/estimators.py": ["DPClassifier", "DPRegressor"],
     "training/output_perturbation.py": ["OutputPerturbedLogisticRegression"],
     "training/trainer.py": ["DPTrainer, Poisson", "DPTrainer, fixed batches"],
     "integrations/opacus_loop.py": ["PrivacyEngine of Opacus"],

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from botorch_dp.descent import DPGIBO, private_start
+from botorch_dp.integrations.estimators import DPClassifier, DPRegressor
 from botorch_dp.integrations.opacus import PrivacyEngine
-from botorch_dp.integrations.sklearn import DPClassifier, DPRegressor
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.outsourced import GaussianNoiseCurator
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPromise

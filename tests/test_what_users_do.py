@@ -34,9 +34,10 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import botorch_dp as bdp
 from botorch_dp import Integer, PrivacyBudget, PrivacyLedger, Real, SearchSpace
+from botorch_dp.integrations.estimators import DPClassifier, DPRegressor
 from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.integrations.optuna import report, suggest
-from botorch_dp.integrations.sklearn import DPClassifier, DPRegressor, PrivateSearchCV
+from botorch_dp.integrations.sklearn import PrivateSearchCV
 from botorch_dp.objectives import per_record_scores
 from botorch_dp.privacy import DPSGD
 

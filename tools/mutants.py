@@ -434,8 +434,8 @@ MUTANTS = [
         ("return each_part(torch.zeros_like, self._X), torch.zeros_like(self._Y), False", "raise"),
     ),
     *_mutants(
-        "integrations/sklearn.py",
-        "integrations/test_sklearn_estimators.py",
+        "integrations/estimators.py",
+        "integrations/test_estimators.py",
         ("if kind not in kinds or (kind", "if (kind"),
         ("known.get(each, -1) if isinstance(each, str) else -1", "known.get(each, -1)"),
         ("np.where(np.isfinite(values), np.clip(values, low, high), np.nan)", "values"),

@@ -4,7 +4,8 @@ from scipy.stats import randint
 from sklearn.datasets import load_breast_cancer
 
 from botorch_dp import PrivacyBudget, PrivateSelection
-from botorch_dp.integrations.sklearn import DPClassifier, space_of
+from botorch_dp.integrations.estimators import DPClassifier
+from botorch_dp.integrations.sklearn import space_of
 from botorch_dp.privacy import DPSGD
 
 EPSILON, DELTA = 2.0, 1e-4

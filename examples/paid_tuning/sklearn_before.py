@@ -4,7 +4,7 @@ from scipy.stats import randint
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import ParameterSampler
 
-from botorch_dp.integrations.sklearn import DPClassifier
+from botorch_dp.integrations.estimators import DPClassifier
 
 EPSILON, DELTA = 2.0, 1e-4
 X, y = load_breast_cancer(return_X_y=True)

@@ -18,7 +18,7 @@ from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, Normalizer,
 from sklearn.utils.estimator_checks import check_estimator
 
 from botorch_dp.errors import BudgetExhausted, PrivacyError
-from botorch_dp.integrations.sklearn import DPClassifier, DPRegressor
+from botorch_dp.integrations.estimators import DPClassifier, DPRegressor
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 
 #: What privacy excludes, and why.
