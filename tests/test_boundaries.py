@@ -34,8 +34,6 @@ from botorch_dp.privacy import (
     gaussian_epsilon,
     gaussian_mu,
 )
-from botorch_dp.privacy._composition import composed_epsilon
-from botorch_dp.privacy._gaussian import _log_delta, pure_dp_mu
 from botorch_dp.privacy.budget import ALLOWANCE
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
@@ -51,6 +49,8 @@ from botorch_dp.privacy.mechanisms import (
     laplace_scale,
     selection_scale,
 )
+from botorch_dp.privacy.pld.composition import composed_epsilon
+from botorch_dp.privacy.pld.gaussian import _log_delta, pure_dp_mu
 from botorch_dp.privacy.rounding import float_above, float_below, sqrt_above, sqrt_below
 from botorch_dp.release import (
     LipschitzMaximum,

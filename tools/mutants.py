@@ -144,22 +144,18 @@ MUTANTS = [
         ('return "replace" if replaced else "add_or_remove"', 'return "add_or_remove"'),
     ),
     *_mutants(
-        "privacy/_gaussian.py",
+        "privacy/pld/gaussian.py",
         f"{BOUNDARIES} privacy/test_gaussian.py",
         ("_LOG_MARGIN = 1e-12", "_LOG_MARGIN = -1e-12"),
         (
-            "return safe_end(excess, high, low, tolerance=2e-16)",
-            "return safe_end(excess, high, low, tolerance=2e-16) * (1 + 1e-12)",
+            "return safe_root(excess, high, low, tolerance=2e-16)",
+            "return safe_root(excess, high, low, tolerance=2e-16) * (1 + 1e-12)",
         ),
+        ("    while excess(end) > 0:\n", "    while False:\n"),
         (
             "return 2 * math.sqrt(2) * float(erfinv(math.tanh(epsilon / 2)))",
             "return math.sqrt(2) * float(erfinv(math.tanh(epsilon / 2)))",
         ),
-    ),
-    *_mutants(
-        "privacy/_monotone.py",
-        f"{BOUNDARIES} privacy/test_gaussian.py",
-        ("    while excess(end) > 0:\n", "    while False:\n"),
     ),
     *_mutants(
         "privacy/mechanisms.py",
@@ -184,7 +180,7 @@ MUTANTS = [
         ("guarantee if unsafe_seed is None else guarantee.simulated()", "guarantee"),
     ),
     *_mutants(
-        "privacy/_distributions.py",
+        "privacy/pld/distributions.py",
         "privacy/test_distributions.py privacy/test_accounting.py",
         (
             "at_zero = (1 - self.fraction) * (1 - 2 * ndtr(-self.shift / 2))",

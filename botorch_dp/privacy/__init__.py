@@ -1,13 +1,6 @@
 """What is promised, spent and proven: guarantees, mechanisms, accounting, the ledger, audits."""
 
 from botorch_dp.errors import BudgetExhausted, NotPublicError, PrivacyError
-from botorch_dp.privacy._gaussian import (
-    compose_gdp,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_mu,
-    pure_dp_epsilon,
-)
 from botorch_dp.privacy.accounting import (
     DPSGD,
     dp_sgd_epsilon,
@@ -37,6 +30,13 @@ from botorch_dp.privacy.mechanisms import (
     laplace_mechanism,
     sparse_vector,
     sparse_vector_guarantee,
+)
+from botorch_dp.privacy.pld.gaussian import (
+    compose_gdp,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mu,
+    pure_dp_epsilon,
 )
 from botorch_dp.privacy.receipt import Receipt
 from botorch_dp.privacy.selection import TrialNumber

@@ -20,7 +20,7 @@ size like Poisson's, so it would gain no fixed shapes; and its epsilon is at bes
 Poisson's.
 
 Epsilons come from privacy-loss distributions: dominating pairs, their discretization and the proofs
-are in :mod:`._distributions`, their composition is in :mod:`._fourier`.
+are in :mod:`.pld.distributions`, their composition is in :mod:`.pld.fourier`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ from botorch_dp._checks import (
     check_positive,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy._composition import LARGEST_MU, composed_epsilon
-from botorch_dp.privacy._distributions import SampledKind, sampled_gaussian
-from botorch_dp.privacy._fourier import FAST, Sums
-from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
-from botorch_dp.privacy._monotone import safe_end
 from botorch_dp.privacy.guarantee import (
     FixedBatchSGDLoss,
     NeighboringRelation,
     PoissonSGDLoss,
     warn_large_delta,
 )
+from botorch_dp.privacy.pld.composition import LARGEST_MU, composed_epsilon
+from botorch_dp.privacy.pld.distributions import SampledKind, sampled_gaussian
+from botorch_dp.privacy.pld.fourier import FAST, Sums
+from botorch_dp.privacy.pld.gaussian import gaussian_epsilon, gaussian_mu, safe_root
 
 Sampling = Literal["poisson", "without_replacement"]
 _SAMPLINGS = ("poisson", "without_replacement")
@@ -125,7 +124,7 @@ class DPSGD:
         low = high / 2
         while log_excess(low) <= 0:
             low, high = low / 2, low
-        return self.with_noise(safe_end(log_excess, low, high, tolerance=tolerance / 4))
+        return self.with_noise(safe_root(log_excess, low, high, tolerance=tolerance / 4))
 
     def epsilon(self, delta: float) -> float:
         """An upper bound on epsilon at ``delta``; see :func:`dp_sgd_epsilon`."""

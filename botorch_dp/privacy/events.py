@@ -20,7 +20,7 @@ noise is over the stated distance and read as under ADD_OR_REMOVE_ONE.
   for the events that it supports.
 * Batches of fixed size without replacement have no distribution there. The profile of one step
   [Balle2018b] is discretized and composed by dp-accounting; the proof that it is the profile of a
-  pair is in :mod:`._distributions`. Its ``RdpAccountant`` gives an upper bound.
+  pair is in :mod:`.pld.distributions`. Its ``RdpAccountant`` gives an upper bound.
 * Private selection has an upper bound only, by ``RepeatAndSelectDpEvent`` [Papernot2022].
 """
 

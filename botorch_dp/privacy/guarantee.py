@@ -6,7 +6,7 @@ whom it protects, and the conditions it rests on. It compares, pickles and goes 
 A loss states what one mechanism may reveal, as plain numbers. Its class holds everything that
 differs between losses, so that a new one is added here and nowhere else: its name in JSON, the
 relation it is proven under, its Rényi divergences, what a ledger charges for it, and the normal
-form in which :mod:`._composition` puts losses together.
+form in which :mod:`.pld.composition` puts losses together.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from botorch_dp._checks import (
     check_positive,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy._composition import (
+from botorch_dp.privacy.pld.composition import (
     Component,
     LossTerm,
     composed_delta,
     composed_deltas,
     composed_epsilon,
 )
-from botorch_dp.privacy._distributions import SampledKind
-from botorch_dp.privacy._gaussian import pure_dp_mu
-from botorch_dp.privacy._renyi import (
+from botorch_dp.privacy.pld.distributions import SampledKind
+from botorch_dp.privacy.pld.gaussian import pure_dp_mu
+from botorch_dp.privacy.pld.renyi import (
     gaussian_rdp,
     laplace_rdp,
     pure_rdp,

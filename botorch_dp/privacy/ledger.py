@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 from botorch_dp._checks import check_callable, check_integer, check_path
 from botorch_dp._files import MEMORY, FileKind, StateFile, now
 from botorch_dp.errors import BudgetExhausted, PrivacyError
-from botorch_dp.privacy._gaussian import pure_dp_epsilon
 from botorch_dp.privacy.budget import Compartments, PrivacyBudget, Totals, stated_cost
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
@@ -41,6 +40,7 @@ from botorch_dp.privacy.guarantee import (
     PrivacyUnit,
     PureLoss,
 )
+from botorch_dp.privacy.pld.gaussian import pure_dp_epsilon
 from botorch_dp.privacy.rounding import (
     exactly,
     rounded_down,

@@ -43,7 +43,6 @@ from botorch_dp._checks import (
     check_positive,
     check_tensor,
 )
-from botorch_dp.privacy._gaussian import gaussian_mu
 from botorch_dp.privacy.guarantee import (
     ONE_RECORD,
     GaussianLoss,
@@ -56,6 +55,7 @@ from botorch_dp.privacy.guarantee import (
     check_unit,
 )
 from botorch_dp.privacy.ledger import PrivacyLedger, check_payment, release_through
+from botorch_dp.privacy.pld.gaussian import gaussian_mu
 
 #: How an index is drawn; see :func:`exponential_mechanism`.
 SelectionMethod = Literal["exponential", "permute_and_flip"]

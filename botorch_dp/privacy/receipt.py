@@ -34,7 +34,6 @@ from typing import Any, Literal
 from botorch_dp._checks import check_choice, check_path, needs_extra, printable
 from botorch_dp._files import atomic_write
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy._gaussian import gaussian_mu, pure_dp_mu
 from botorch_dp.privacy.accounting import DPSGD
 from botorch_dp.privacy.audit import AuditReport
 from botorch_dp.privacy.budget import Compartments, PrivacyBudget, stated_cost
@@ -55,6 +54,7 @@ from botorch_dp.privacy.guarantee import (
     SelectionLoss,
 )
 from botorch_dp.privacy.ledger import LedgerSnapshot, PrivacyLedger
+from botorch_dp.privacy.pld.gaussian import gaussian_mu, pure_dp_mu
 from botorch_dp.privacy.rounding import rounded_down, rounded_up
 from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber
 
@@ -137,10 +137,10 @@ _NOISE_UNITS = {
     NeighboringRelation.BOUNDED_ROW: "noise_multiplier is over the distance by which the row moves",
 }
 _PROOFS = {
-    "poisson_sgd": "botorch_dp/privacy/_distributions.py: the pair that dominates a step on a "
+    "poisson_sgd": "botorch_dp/privacy/pld/distributions.py: the pair that dominates a step on a "
     "Poisson-sampled batch; Zhu, Dong and Wang (2022) for composition",
-    "fixed_batch_sgd": "botorch_dp/privacy/_distributions.py: the profile of a step on a batch of "
-    "fixed size; Balle, Barthe and Gaboardi (2018), Zhu, Dong and Wang (2022)",
+    "fixed_batch_sgd": "botorch_dp/privacy/pld/distributions.py: the profile of a step on a batch "
+    "of fixed size; Balle, Barthe and Gaboardi (2018), Zhu, Dong and Wang (2022)",
     "selection": "botorch_dp/privacy/selection.py: profile bound for the best of a secret number "
     "of outcomes; Papernot and Steinke (2022) for an upper bound",
     "gaussian": "Gaussian differential privacy; Dong, Roth and Su (2022)",

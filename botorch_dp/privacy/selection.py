@@ -54,13 +54,12 @@ from botorch_dp._checks import (
     check_positive,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy._composition import composed_deltas, composed_epsilon
-from botorch_dp.privacy._distributions import sampled_gaussian
-from botorch_dp.privacy._fourier import FAST, Sums
-from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
-from botorch_dp.privacy._monotone import safe_end
 from botorch_dp.privacy.accounting import Sampling, checked_relation, sampled_kind
 from botorch_dp.privacy.guarantee import NeighboringRelation, PrivacyLoss
+from botorch_dp.privacy.pld.composition import composed_deltas, composed_epsilon
+from botorch_dp.privacy.pld.distributions import sampled_gaussian
+from botorch_dp.privacy.pld.fourier import FAST, Sums
+from botorch_dp.privacy.pld.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu, safe_root
 
 #: Points of a profile, and how far they reach: the last delta is this share of delta / mean.
 _POINTS = 20
@@ -345,7 +344,7 @@ class Selection:
                 return math.inf
         if low == 0 and self.delta(base, 0.0) <= delta:
             return 0.0
-        return safe_end(
+        return safe_root(
             lambda epsilon: _log_ratio(self.delta(base, epsilon), delta), low, high, tolerance=1e-6
         )
 
@@ -378,7 +377,7 @@ class Selection:
                     f"No noise meets epsilon = {epsilon:g} at delta = {delta:g} with this number "
                     "of trials: ask for fewer."
                 )
-        return safe_end(excess, high, low, tolerance=1e-4) if excess(high) > 0 else high
+        return safe_root(excess, high, low, tolerance=1e-4) if excess(high) > 0 else high
 
     def profile(self, mu: float, delta: float) -> BaseProfile:
         """The points that a trial must keep to, those of mu-GDP, for a selection at ``delta``."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from botorch_dp.descent import private_start, public_clip_norm
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, audit_epsilon
-from botorch_dp.privacy._gaussian import pure_dp_mu
+from botorch_dp.privacy.pld.gaussian import pure_dp_mu
 from tests.descent.problems import (
     DIM,
     kernel,

@@ -12,7 +12,6 @@ from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon
 from botorch_dp.privacy.accounting import (
     DPSGD,
     dp_sgd_epsilon,
@@ -20,6 +19,7 @@ from botorch_dp.privacy.accounting import (
     dp_sgd_noise_multiplier,
 )
 from botorch_dp.privacy.guarantee import FixedBatchSGDLoss, NeighboringRelation, PoissonSGDLoss
+from botorch_dp.privacy.pld.gaussian import gaussian_delta, gaussian_epsilon
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 THEIRS = {relation: dpa.NeighboringRelation[relation.name] for relation in (REPLACE, ADD)}

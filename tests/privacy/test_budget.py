@@ -12,7 +12,7 @@ from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyLedger,
 )
-from botorch_dp.privacy._gaussian import gaussian_epsilon
+from botorch_dp.privacy.pld.gaussian import gaussian_epsilon
 from botorch_dp.privacy.rounding import float_above, float_below, sqrt_above, sqrt_below
 from tests.privacy.charging import balance_of
 

@@ -13,8 +13,6 @@ from scipy.integrate import quad
 from scipy.stats import binom, laplace
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy._composition import composed_delta, composed_epsilon
-from botorch_dp.privacy._gaussian import gaussian_delta, gaussian_epsilon
 from botorch_dp.privacy.accounting import dp_sgd_epsilon
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
@@ -26,6 +24,8 @@ from botorch_dp.privacy.guarantee import (
     PrivacyLoss,
     PureLoss,
 )
+from botorch_dp.privacy.pld.composition import composed_delta, composed_epsilon
+from botorch_dp.privacy.pld.gaussian import gaussian_delta, gaussian_epsilon
 
 DELTAS = [1e-12, 1e-9, 1e-6, 1e-3, 0.1]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting import gaussian_mechanism
 
-from botorch_dp.privacy._gaussian import (
+from botorch_dp.privacy.pld.gaussian import (
     compose_gdp,
     gaussian_delta,
     gaussian_epsilon,

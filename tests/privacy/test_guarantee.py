@@ -26,7 +26,6 @@ from botorch_dp.privacy import (
     compose,
     gaussian_guarantee,
 )
-from botorch_dp.privacy._gaussian import gaussian_epsilon
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
     FixedBatchSGDLoss,
@@ -37,6 +36,7 @@ from botorch_dp.privacy.guarantee import (
     PureLoss,
     check_unit,
 )
+from botorch_dp.privacy.pld.gaussian import gaussian_epsilon
 
 REPLACE = NeighboringRelation.REPLACE_ONE
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -23,7 +23,6 @@ from botorch_dp.privacy import (
     gaussian_mechanism,
     laplace_mechanism,
 )
-from botorch_dp.privacy._gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
     FixedBatchSGDLoss,
@@ -31,6 +30,7 @@ from botorch_dp.privacy.guarantee import (
     LaplaceLoss,
     PureLoss,
 )
+from botorch_dp.privacy.pld.gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy.rounding import sqrt_below
 from tests.privacy.charging import REPLACE, accepts, balance_of, gaussian, guarantee, pure
 from tests.test_refusals import ENTRIES, Records

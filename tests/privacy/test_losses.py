@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy._composition import composed_epsilon
-from botorch_dp.privacy._gaussian import pure_dp_mu
-from botorch_dp.privacy._renyi import renyi_epsilon
 from botorch_dp.privacy.guarantee import (
     ApproximateLoss,
     FixedBatchSGDLoss,
@@ -25,6 +22,9 @@ from botorch_dp.privacy.guarantee import (
     PureLoss,
     loss_from_dict,
 )
+from botorch_dp.privacy.pld.composition import composed_epsilon
+from botorch_dp.privacy.pld.gaussian import pure_dp_mu
+from botorch_dp.privacy.pld.renyi import renyi_epsilon
 
 ONE_OF_EACH: list[PrivacyLoss] = [
     PureLoss(0.5),

@@ -13,7 +13,7 @@ from scipy.integrate import quad
 from scipy.stats import laplace
 
 from botorch_dp.privacy import DPSGD, dp_sgd_epsilon
-from botorch_dp.privacy._renyi import (
+from botorch_dp.privacy.pld.renyi import (
     gaussian_rdp,
     laplace_rdp,
     pure_rdp,

@@ -25,7 +25,7 @@ from botorch_dp.privacy import (
     PrivacyLedger,
     gaussian_mu,
 )
-from botorch_dp.privacy._composition import composed_delta
+from botorch_dp.privacy.pld.composition import composed_delta
 from botorch_dp.privacy.selection import TrialNumber, selection_epsilon
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from botorch_dp.training import (

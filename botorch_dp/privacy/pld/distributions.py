@@ -92,13 +92,6 @@ class Atoms:
             other = np.where(self.probability > 0, self.probability * np.exp(-self.losses), 0.0)
         return Atoms(-self.losses, other, self.below, self.above)
 
-    def log_moments(self, orders: np.ndarray) -> np.ndarray:
-        """log E[exp(order L)] over the finite losses, for one order in each row (or in all)."""
-        with np.errstate(divide="ignore"):
-            exponents = orders[:, None] * self.losses + np.log(self.probability)
-        largest = exponents.max(axis=1)
-        return largest + np.log(np.exp(exponents - largest[:, None]).sum(axis=1))
-
 
 class Losses(ABC):
     """Rows of privacy losses of one kind; each may be composed with itself many times."""

@@ -13,13 +13,13 @@ where both terms of the first form underflow or cancel. All functions round to t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_ndtr, ndtr, ndtri, ndtri_exp
 
 from botorch_dp._checks import check_delta, check_nonnegative, check_real
-from botorch_dp.privacy._monotone import safe_end
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)
@@ -75,7 +75,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     high = mu * max(0.5 * mu - float(ndtri(delta)), 1e-3)
     while excess(high) > 0:
         high *= 1.5
-    return safe_end(excess, 0.0, high, tolerance=2e-16, smallest=1e-17 * mu)
+    return safe_root(excess, 0.0, high, tolerance=2e-16, smallest=1e-17 * mu)
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -111,7 +111,38 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     high = 2 * low
     while excess(high) <= 0:
         low, high = high, 2 * high
-    return safe_end(excess, high, low, tolerance=2e-16)
+    return safe_root(excess, high, low, tolerance=2e-16)
+
+
+def safe_root(
+    excess: Callable[[float], float],
+    unsafe: float,
+    safe: float,
+    *,
+    tolerance: float,
+    smallest: float = 0.0,
+) -> float:
+    """The root of a monotone function by Brent's method, from the side where it is not above 0.
+
+    What is returned was itself evaluated, or is ``safe``: the root finder chooses where to look.
+
+    Args:
+        excess: Monotone between the two ends; finite, positive at ``unsafe`` and not at ``safe``.
+        unsafe: The end where it is positive, below or above the other one.
+        safe: The end where it is not.
+        tolerance: How far from the root the result may be, relatively.
+        smallest: The same, absolutely; for roots near 0.
+    """
+    low, high = min(unsafe, safe), max(unsafe, safe)
+    # SciPy asks for at least four rounding errors, and for some absolute tolerance.
+    end = brentq(excess, low, high, xtol=max(smallest, 5e-324), rtol=max(tolerance, 4e-15))
+    step = max(tolerance * abs(end), smallest, 2e-16 * abs(end))
+    while excess(end) > 0:
+        end = min(end + step, high) if safe > unsafe else max(end - step, low)
+        if end == safe:
+            break
+        step *= 2
+    return float(end)
 
 
 def compose_gdp(mus: Iterable[float]) -> float:

@@ -7,7 +7,7 @@ Equal parts are counted, so composing them one by one or all at once is the same
 
 Then each bound that applies is evaluated and the smallest is taken: exact curves (pure parts only,
 if they are few or equal, Gaussian ones only, a single Laplace), the sum of pure epsilons, Gaussian
-domination, and the sum of privacy-loss distributions (:mod:`._fourier`). Each holds on its own, for
+domination, and the sum of privacy-loss distributions (:mod:`.fourier`). Each holds on its own, for
 mechanisms that were fixed in advance; where later ones depend on earlier outputs, use a ledger.
 """
 
@@ -26,16 +26,15 @@ from scipy.stats import binom
 
 from botorch_dp._checks import check_delta, check_nonnegative
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy._distributions import (
+from botorch_dp.privacy.pld.distributions import (
     Losses,
     RandomizedResponse,
     SampledKind,
     ScalarLaplace,
     sampled_gaussian,
 )
-from botorch_dp.privacy._fourier import Sums
-from botorch_dp.privacy._gaussian import (
-    compose_gdp,
+from botorch_dp.privacy.pld.fourier import Sums
+from botorch_dp.privacy.pld.gaussian import (
     gaussian_delta,
     gaussian_epsilon,
     pure_dp_mu,
@@ -177,7 +176,7 @@ class _Parts:
     def dominating_mu(self) -> float:
         """A mu for which the whole is mu-GDP."""
         mus = (component.dominating_mu * math.sqrt(count) for component, count in self.counts)
-        return compose_gdp((self.mu, *mus))
+        return math.hypot(self.mu, *mus)
 
     def epsilon_at(self, delta: float) -> float:
         """The best bound on epsilon for what is left, at ``delta`` >= 0."""
@@ -246,7 +245,7 @@ def _normal_form(terms: tuple[LossTerm, ...]) -> _Parts:
     steps = {component: n for component, n in counts.items() if not component.is_pure}
     return _Parts(
         lost=lost[0] if len(lost) == 1 else -math.expm1(math.fsum(math.log1p(-x) for x in lost)),
-        mu=compose_gdp(sorted(part.mu for part in terms)),
+        mu=math.hypot(*sorted(part.mu for part in terms)),
         counts=tuple(sorted({**rounded["pure"], **rounded["laplace"], **steps}.items())),
     )
 

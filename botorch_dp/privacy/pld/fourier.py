@@ -1,7 +1,7 @@
 r"""Sums of privacy losses: epsilon for a delta, and delta for an epsilon, from above.
 
 With :math:`K(s) = \log E\, e^{sL}`, L the sum of all losses under P, and any
-:math:`\theta > 0` (P and Q as in :mod:`._distributions`),
+:math:`\theta > 0` (P and Q as in :mod:`.distributions`),
 
 .. math::
     \delta(\epsilon) = E (1 - e^{\epsilon - L})_+ = \frac{1}{2 \pi} \int_{-\infty}^\infty
@@ -32,7 +32,7 @@ from functools import partial
 
 import numpy as np
 
-from botorch_dp.privacy._distributions import Atoms, Losses
+from botorch_dp.privacy.pld.distributions import Atoms, Losses
 
 #: Share of delta that may be given up at infinity, and the one that other windows may add.
 _TAIL_SHARE = 1e-6
@@ -162,7 +162,7 @@ class _Direction:
         """K(s) of the finite losses."""
         total = 0.5 * mu_squared * s * (1 + s)
         for losses, count in zip(atoms, self._sums.counts, strict=True):
-            values = count * losses.log_moments(s * np.ones(len(count)))
+            values = count * log_moments(losses, s * np.ones(len(count)))
             total = total + self._added(values[:, None])[:, 0]
         return total
 
@@ -390,6 +390,14 @@ class _Inversion:
         # What smooths is measured by epsilon: found to be much smaller, it deserves less.
         finished = ~(at_end & (epsilon > 0)) & ~((best > 0) & (best < 0.6 * start))
         return best, np.where(np.isfinite(best), best, epsilon), finished
+
+
+def log_moments(atoms: Atoms, orders: np.ndarray) -> np.ndarray:
+    """log E[exp(order L)] over the finite losses, for one order in each row (or in all)."""
+    with np.errstate(divide="ignore"):
+        exponents = orders[:, None] * atoms.losses + np.log(atoms.probability)
+    largest = exponents.max(axis=1)
+    return largest + np.log(np.exp(exponents - largest[:, None]).sum(axis=1))
 
 
 def _characteristic(

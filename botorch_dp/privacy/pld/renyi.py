@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
 from botorch_dp._checks import check_delta, check_positive
-from botorch_dp.privacy._distributions import SampledKind, one_sided_loss, sampled_gaussian
+from botorch_dp.privacy.pld.distributions import SampledKind, one_sided_loss, sampled_gaussian
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -23,7 +23,7 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 @lru_cache(maxsize=4096)
 def sampled_gaussian_rdp(kind: SampledKind, z: float, fraction: float, order: float) -> float:
-    """Rényi divergence of the dominating pair of one step of DP-SGD; see :mod:`._distributions`.
+    """Rényi divergence of the dominating pair of one step of DP-SGD; see :mod:`.distributions`.
 
     For Poisson batches under add-or-remove-one the larger of the two directions [Mironov2019].
 
