@@ -121,10 +121,11 @@ def test_the_map_shows_what_there_is() -> None:
     """Files of the tree exist (``python -m tools.map --write`` draws it), formulas too."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     tree = page.partition("<!-- tree -->\n```\n")[2].partition("\n```")[0]
-    subpackage, listed = PACKAGE, []
+    folders, listed = [PACKAGE], []
     for indent, name in re.findall(r"^( +)([\w./]+)", tree, re.MULTILINE):
-        subpackage = PACKAGE / name if len(indent) == 2 and name.endswith("/") else subpackage
-        listed.append((PACKAGE if len(indent) == 2 else subpackage) / name)
+        del folders[len(indent) // 2 :]
+        listed.append(folders[-1] / name)
+        folders += [listed[-1]] if name.endswith("/") else []
     assert len(listed) > 80
     assert [path for path in listed if not path.exists()] == []
 

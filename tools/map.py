@@ -421,14 +421,20 @@ def tree(page: str) -> str:
     listed = re.findall(r"^\| (`.*?`) \|", page.partition("\n## ")[0], re.MULTILINE)
     names = ["errors.py", "_checks.py", "_files.py", *re.findall(r"`(.*?)`", " ".join(listed))]
     lines = ["botorch_dp/"]
-    for name in names:
-        place = package / name
+
+    def draw(place: Path, name: str, depth: int) -> None:
+        margin = "  " * depth
+        source = place if place.is_file() else place / "__init__.py"
+        lines.append(f"{margin}{name:{27 - len(margin)}s}{first_sentence(source)}")
         if place.is_file():
-            lines.append(f"  {name:25s}{first_sentence(place)}")
-            continue
-        lines.append(f"  {name:25s}{first_sentence(place / '__init__.py')}")
-        for file in sorted(set(place.glob("*.py")) - {place / "__init__.py"}):
-            lines.append(f"    {file.name:23s}{first_sentence(file)}")
+            return
+        files = [file for file in place.glob("*.py") if file != source]
+        folders = [folder.parent for folder in place.glob("*/__init__.py")]
+        for inside in sorted(files) + sorted(folders):
+            draw(inside, inside.name if inside.is_file() else f"{inside.name}/", depth + 1)
+
+    for name in names:
+        draw(package / name, name, 1)
     return "\n".join(lines)
 
 
