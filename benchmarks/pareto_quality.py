@@ -68,7 +68,7 @@ from botorch_dp.pareto import (
 )
 from botorch_dp.pareto.beliefs import KnownObjectives, objective_scales
 from botorch_dp.pareto.front import dominated_volume
-from botorch_dp.pareto.proposals import ProposalOptions, Search
+from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.pareto.recommendation import expected_error as error_of
 from botorch_dp.privacy import gaussian_epsilon
 from botorch_dp.space import Config, Integer, Real, SearchSpace
@@ -497,13 +497,12 @@ def mapped(known: KnownProblem, side: int, trials: int) -> dict[str, Any]:
     epsilon = np.array([problem.epsilon(config) for config in grid])
     error = np.array([known.expected_error(config) for config in grid])
     start = time.perf_counter()
-    options = ProposalOptions(acquisition="hvpoi", privacy_model="gp")
     with DPareto(problem, acquisition="hvpoi", privacy_model="gp", seed=0) as study:
         study.run(trials)
         done = study.trials
-    search = Search(problem, seed=0, options=options)
-    beliefs = search.beliefs(done)
-    candidates = search.known.candidates(grid)
+    proposer = Proposer(problem, seed=0, acquisition="hvpoi", privacy_model="gp")
+    beliefs = proposer.beliefs(done)
+    candidates = proposer.known.candidates(grid)
     scales = objective_scales(problem, "linear")
     ref_point = torch.tensor([scale.ref_model for scale in scales], dtype=torch.double)
     seen = beliefs.incumbent_means[beliefs.incumbents.possible]

@@ -29,7 +29,7 @@ from botorch_dp.pareto import (
     Trial,
 )
 from botorch_dp.pareto.front import trial_table
-from botorch_dp.pareto.proposals import ProposalOptions, Search
+from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.pareto.publication import publication
 from botorch_dp.pareto.recommendation import believed_values
 from botorch_dp.pareto.storage import StudyFile
@@ -221,8 +221,7 @@ def _to_deploy(
     rows: list[list[Any]] = []
     believed: list[list[float]] = []
     if recommend is None and len(front.trials) >= 2:
-        search = Search(front.problem, seed=seed, options=ProposalOptions())
-        believed = believed_values(search, trials).tolist()
+        believed = believed_values(Proposer(front.problem, seed=seed), trials).tolist()
     for limit in _stops(front):
         if recommend is not None:
             try:

@@ -19,7 +19,7 @@ from botorch_dp.errors import BudgetExhausted
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.pareto import PrivacyUtilityProblem
 from botorch_dp.pareto.problem import Measurement, Trial
-from botorch_dp.pareto.proposals import ProposalOptions, Search, propose
+from botorch_dp.pareto.proposals import Proposer, propose
 from botorch_dp.space import Choice, Config, Integer, SearchSpace
 
 with needs_extra("optuna", "`botorch_dp.integrations.optuna`"):
@@ -167,13 +167,13 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         self._problem = _problem(space_or_problem, privacy, ref_point)
         self._seed = check_integer("seed", seed, at_least=0)
         self._initial = check_integer("initial", initial)
-        self._options = ProposalOptions(acquisition, epsilon_scale=epsilon_scale)
+        self._options = {"acquisition": acquisition, "epsilon_scale": epsilon_scale}
         self._independent = optuna.samplers.RandomSampler(seed=seed)
         self._start()
 
     def _start(self) -> None:
         self._warned = False
-        self._search = Search(self._problem, seed=self._seed, options=self._options)
+        self._proposer = Proposer(self._problem, seed=self._seed, **self._options)
         self._lock = threading.Lock()
 
     def infer_relative_search_space(
@@ -215,7 +215,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         config = _config_of(self._problem.space, trial.params)
         if state is TrialState.COMPLETE and values is not None and config is not None:
             with self._lock:
-                epsilon = self._search.known.epsilon(config)
+                epsilon = self._proposer.known.epsilon(config)
             _check_values(trial.number, values, epsilon, maximize=_is_utility(study))
 
     def reseed_rng(self) -> None:
@@ -223,7 +223,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         self._independent.reseed_rng()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_search", "_lock")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_proposer", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -237,7 +237,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
             config = self._config_of(frozen)
             if config is None and not frozen.state.is_finished():
                 # What somebody is about to propose to it, as far as is known by now.
-                config = self._config_of(frozen, propose(self._search, trials, self._initial))
+                config = self._config_of(frozen, propose(self._proposer, trials, self._initial))
             if config is not None:
                 trials.append(self._trial(len(trials), frozen, config, maximize))
             elif frozen.params and frozen.state.is_finished():
@@ -250,7 +250,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
                 f"is number {foreign[0]}. They are skipped: widen the space to learn from them.",
                 stacklevel=2,
             )
-        return propose(self._search, trials, self._initial)
+        return propose(self._proposer, trials, self._initial)
 
     def _config_of(self, frozen: FrozenTrial, proposal: Mapping[str, Any] = {}) -> Config | None:
         """The configuration of a trial; None if it is none of the space, or not known yet.
@@ -269,7 +269,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         return _config_of(space, known)
 
     def _trial(self, number: int, frozen: FrozenTrial, config: Config, maximize: bool) -> Trial:
-        epsilon = self._search.known.epsilon(config)
+        epsilon = self._proposer.known.epsilon(config)
         trial = Trial(number, config, (0,), epsilon)
         if frozen.state in (TrialState.RUNNING, TrialState.WAITING):
             return trial

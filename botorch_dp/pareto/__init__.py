@@ -2,11 +2,11 @@
 
 What owns what, in the order in which a trial passes through:
 
-* ``study``: :class:`DPareto`, what a user calls, with the loop: which trial is trained next.
-* ``proposals``: ``propose(search, trials, initial)``, a pure function, with the models of
+* ``study``: :class:`DPareto`, what a user calls, with the loop: which trial is trained next, and
+  the trainings in flight on an executor.
+* ``proposals``: ``propose(proposer, trials, initial)``, a pure function, with the models of
   ``beliefs``.
 * ``storage``: the file. The only place where trials change, one transaction each.
-* ``runner``: the trainings in flight on an executor, and what is stored of what comes back.
 * ``problem``: the oracles, and the frozen records that the others hand on.
 
 Beside it: ``front`` and ``recommendation`` read trials, ``publication`` says what showing them

@@ -107,11 +107,7 @@ class ParetoFront:
     @property
     def caption(self) -> str:
         """What belongs under every figure and table of this front: what publishing it costs."""
-        promise = self.problem.promise
-        if promise is None:
-            return caption_of(None)
-        test_records = promise.utility_guarantee is not None
-        return caption_of(self.guarantee, test_records=test_records, charged=self.charged)
+        return caption_of(self.problem, lambda: self.guarantee, charged=self.charged)
 
     def hypervolume(self, ref_point: Sequence[float] | None = None) -> float:
         """The exact volume dominated by the front and bounded by an anti-ideal point.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -88,51 +88,50 @@ _MOST_DRAWN = 2**17
 _CHUNK = 512
 
 
-@dataclass(frozen=True)
-class ProposalOptions:
-    """How proposals are made; see :class:`~botorch_dp.pareto.DPareto`."""
+@dataclass(eq=False)
+class Proposer:
+    """What the proposals of one study have in common, and what follows from it.
 
+    It keeps exact objectives, the space-filling candidates, and the models that it fitted last.
+    That saves time and changes no proposal.
+
+    Args:
+        problem: The space and the oracles.
+        seed: The study's.
+        acquisition: This and what follows as for :class:`~botorch_dp.pareto.DPareto`.
+        privacy_model: Where epsilons come from.
+        epsilon_scale: What hypervolume is measured in.
+        candidates: How many are space-filling.
+        grid_levels: Values of each parameter of a grid.
+    """
+
+    problem: PrivacyUtilityProblem
+    _: KW_ONLY
+    seed: int
     acquisition: str | AcquisitionFactory = "ehvi"
     privacy_model: PrivacyModel = "exact"
     epsilon_scale: EpsilonScale = "linear"
     candidates: int = 2048
     grid_levels: int | Mapping[str, int] = 3
 
-
-class Search:
-    """What the proposals of one study have in common.
-
-    It remembers what follows from its arguments: exact objectives, the space-filling candidates,
-    and the models that it fitted last. That saves time and changes no proposal.
-
-    Args:
-        problem: The space and the oracles.
-        seed: The study's.
-        options: How proposals are made.
-    """
-
-    def __init__(
-        self, problem: PrivacyUtilityProblem, *, seed: int, options: ProposalOptions
-    ) -> None:
-        self.problem, self.seed, self.options = problem, seed, options
-        self.known = KnownObjectives(problem, with_epsilon=options.privacy_model == "exact")
-        self.scales = objective_scales(problem, options.epsilon_scale)
+    def __post_init__(self) -> None:
+        space = self.problem.space
+        self.known = KnownObjectives(self.problem, with_epsilon=self.privacy_model == "exact")
+        self.scales = objective_scales(self.problem, self.epsilon_scale)
         self._grid: list[Config] | None = None
-        if options.acquisition == "grid":
-            grid = list(problem.space.grid(options.grid_levels))
-            order = np.random.default_rng(_stream(seed, "grid")).permutation(len(grid))
+        if self.acquisition == "grid":
+            grid = list(space.grid(self.grid_levels))
+            order = np.random.default_rng(_stream(self.seed, "grid")).permutation(len(grid))
             self._grid = [grid[index] for index in order]
         self._drawn: dict[str, list[Config]] = {}
         self._pool: Candidates | None = None
         self._fitted: Mapping[Hashable, SingleTaskGP] = {}
 
     @property
-    def exact(self) -> Search:
-        """The search with exact epsilons, which a recommendation needs."""
-        if self.options.privacy_model == "exact":
-            return self
-        options = replace(self.options, privacy_model="exact")
-        return Search(self.problem, seed=self.seed, options=options)
+    def exact(self) -> Proposer:
+        """The one with exact epsilons, which a recommendation needs."""
+        exact = self.privacy_model == "exact"
+        return self if exact else replace(self, privacy_model="exact")
 
     def most_trials(self, trials: Sequence[Trial]) -> float:
         """How many trials there can be, these included."""
@@ -170,23 +169,21 @@ class Search:
         Args:
             score: Larger is better; not finite where nothing may be proposed.
             beliefs: Where the best configs so far are.
-            number: Of the trial, which makes the random steps of this search its own.
+            number: Of the trial, which makes its random steps its own.
             allowed: Which configs may be proposed; all if None.
         """
         if allowed is not None:
             score = _allowed_only(score, allowed)
+        space = self.problem.space
         generator = torch.Generator().manual_seed(_stream_seed(self.seed, "search", number))
 
         def near(starts: Tensor, lengths: Sequence[float], count: int) -> Candidates:
-            codes = _steps_from(self.problem.space, starts, lengths, count, generator)
-            configs = self.problem.space.allowed(self.problem.space.decode(codes))
-            return self.known.candidates(configs)
+            codes = _steps_from(space, starts, lengths, count, generator)
+            return self.known.candidates(space.allowed(space.decode(codes)))
 
         if self._pool is None:
-            configs = self.quasi_random(
-                "candidates", self.options.candidates, self.problem.space.spread
-            )
-            self._pool = self.known.candidates(self.problem.space.allowed(configs))
+            configs = self.quasi_random("candidates", self.candidates, space.spread)
+            self._pool = self.known.candidates(space.allowed(configs))
         found = self._pool + near(_best_incumbents(beliefs), _LOCAL_STEPS, _LOCAL_CANDIDATES)
         scores = _scored(score, found)
         for step in _POLISH_STEPS:
@@ -223,12 +220,12 @@ class Search:
 
 @on_the_cpu
 def propose(
-    search: Search, trials: Sequence[Trial], initial: int, budget: ChargedProblem | None = None
+    proposer: Proposer, trials: Sequence[Trial], initial: int, budget: ChargedProblem | None = None
 ) -> Config:
     """The trial after these, a pure function of its arguments.
 
     Args:
-        search: The problem, the seed and the options.
+        proposer: The problem, the seed and the options.
         trials: All trials so far, by number.
         initial: How many trials are drawn before models are consulted.
         budget: What is affordable; everything if None.
@@ -238,7 +235,7 @@ def propose(
         StudyError: Nothing can be proposed.
     """
     if budget is None:
-        return _proposed(search, trials, initial, None)
+        return _proposed(proposer, trials, initial, None)
     # A trial may take all that is left only if no cheaper one promises anything.
     for times in (_PACE, 1):
         refused: list[Config] = []
@@ -251,7 +248,7 @@ def propose(
 
         try:
             while len(refused) < _POLISHED:
-                config = _proposed(search, trials, initial, allowed)
+                config = _proposed(proposer, trials, initial, allowed)
                 if budget.affords(config, times):
                     return config
                 refused.append(config)
@@ -261,11 +258,11 @@ def propose(
 
 
 def _proposed(
-    search: Search, trials: Sequence[Trial], initial: int, allowed: Allowed | None
+    proposer: Proposer, trials: Sequence[Trial], initial: int, allowed: Allowed | None
 ) -> Config:
-    problem, acquisition = search.problem, search.options.acquisition
+    problem, acquisition = proposer.problem, proposer.acquisition
     if acquisition == "grid":
-        left = search.untried(trials)
+        left = proposer.untried(trials)
         if not left:
             raise StudyError(
                 f"All {len(trials)} points of the grid were proposed; start a study with larger "
@@ -275,35 +272,35 @@ def _proposed(
     number = len(trials)
     if acquisition == "random":
         count = 1 if allowed is None else _DRAWN_TO_PAY
-        drawn = problem.space.sample(count, seed=_stream(search.seed, "random", number))
+        drawn = problem.space.sample(count, seed=_stream(proposer.seed, "random", number))
         return _first(drawn, allowed)
     if number < initial or sum(trial.state == "complete" for trial in trials) < 2:
         count = number + (1 if allowed is None else _DRAWN_TO_PAY)
-        drawn = search.quasi_random("initial", count, problem.space.draw)
+        drawn = proposer.quasi_random("initial", count, problem.space.draw)
         if number >= len(drawn):
             raise StudyError(
                 f"The space's constraints allow only {len(drawn)} of the configs drawn, and "
                 "all were proposed. Widen them, or lower `initial`."
             )
         return _first(drawn[number:], allowed)
-    return _by_models(search, trials, allowed)
+    return _by_models(proposer, trials, allowed)
 
 
-def _by_models(search: Search, trials: Sequence[Trial], allowed: Allowed | None) -> Config:
+def _by_models(proposer: Proposer, trials: Sequence[Trial], allowed: Allowed | None) -> Config:
     """The config that the acquisition function values most."""
-    number, beliefs = len(trials), search.beliefs(trials)
-    with manual_seed(_stream_seed(search.seed, "search", number)), torch.no_grad():
-        best = search.best(point_score(search, beliefs), beliefs, number, allowed=allowed)
+    number, beliefs = len(trials), proposer.beliefs(trials)
+    with manual_seed(_stream_seed(proposer.seed, "search", number)), torch.no_grad():
+        best = proposer.best(point_score(proposer, beliefs), beliefs, number, allowed=allowed)
         if best is None:
             # Nothing promises an improvement: look where least is known.
             uncertainty = partial(_uncertainty, beliefs)
-            best = search.best(uncertainty, beliefs, number, allowed=allowed)
+            best = proposer.best(uncertainty, beliefs, number, allowed=allowed)
     if best is None and allowed is not None:
         raise NothingAffordableError
     if best is None:
         raise StudyError(
             "The privacy oracle fails, or answers no finite epsilon >= 0, for all candidates "
-            f"({search.known.failures_in_words()}). Call `problem.epsilon(config)` by hand to "
+            f"({proposer.known.failures_in_words()}). Call `problem.epsilon(config)` by hand to "
             "see what is wrong."
         )
     return best
@@ -345,9 +342,9 @@ def _allowed_only(score: Score, allowed: Allowed) -> Score:
     return score_allowed
 
 
-def point_score(search: Search, beliefs: Beliefs) -> Score:
+def point_score(proposer: Proposer, beliefs: Beliefs) -> Score:
     """How the acquisition function values single points."""
-    acquisition, scales = search.options.acquisition, search.scales
+    acquisition, scales = proposer.acquisition, proposer.scales
     incumbents = beliefs.incumbent_means[beliefs.incumbents.possible]  # n x m
     if acquisition == "ehvi":
         maps = [scale.to_volume for scale in scales]

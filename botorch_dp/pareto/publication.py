@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -13,6 +13,7 @@ from botorch_dp.privacy import (
     ApproximateLoss,
     GaussianLoss,
     Guarantee,
+    PrivacyError,
     PrivacyUnit,
     PureLoss,
     compose,
@@ -71,6 +72,26 @@ def publication(
     if promise.secret_noise:
         return whole
     return replace(whole, void=SEEDED if whole.void is None else f"{whole.void}; {SEEDED}")
+
+
+def with_test_records(
+    guarantee: Guarantee, problem: PrivacyUtilityProblem, *, are_public: bool
+) -> Guarantee:
+    """The guarantee of a published front, whose utilities were computed from the test records.
+
+    Raises:
+        PrivacyError: Nothing is promised to the test records, and they are not public.
+    """
+    if problem.stated_promise.utility_guarantee is not None:
+        return guarantee
+    if not are_public:
+        raise PrivacyError(
+            "The utilities were computed from the test records without noise, so the front would "
+            "tell about these. If they are public, say so by `test_records_are_public=True`; "
+            "otherwise let the oracle release noisy utilities, with a `utility_guarantee` in the "
+            "problem's promise."
+        )
+    return replace(guarantee, unit=guarantee.unit.given("the test records are public"))
 
 
 def _filtered(parts: Sequence[Guarantee], delta: float) -> Guarantee:
@@ -144,21 +165,32 @@ def _summed(losses: Mapping[PrivacyLoss, int], delta: float) -> PrivacyLoss | No
 
 
 def caption_of(
-    guarantee: Guarantee | None, *, test_records: bool = False, charged: bool = False
+    problem: PrivacyUtilityProblem,
+    guarantee: Callable[[], Guarantee],
+    *,
+    charged: bool,
 ) -> str:
-    """Whether a front may be published, and what that costs, in one sentence.
+    """Whether a front or a table of trials may be published, and what that costs, in one sentence.
 
     Args:
-        guarantee: What publishing everything measured promises a training record; None if the
-            problem does not say what its epsilon means.
-        test_records: Whether measured utilities promise the test records something, too.
+        problem: Whose trials they are.
+        guarantee: What publishing everything measured promises a training record; not asked for
+            if the problem does not say what its epsilon means.
         charged: Whether all trainings were charged to a budget before they began.
     """
-    if guarantee is None:
+    if problem.promise is None:
         return (
             "Do not publish: what its epsilon means is not known, because its neighbouring "
             "relation and delta are not stated."
         )
+    test_records = problem.promise.utility_guarantee is not None
+    return priced_caption(guarantee(), test_records=test_records, charged=charged)
+
+
+def priced_caption(
+    guarantee: Guarantee, *, test_records: bool = False, charged: bool = False
+) -> str:
+    """The caption under a guarantee; ``test_records``: whether these are promised something too."""
     is_seeded = guarantee.void == SEEDED
     priced = replace(guarantee, void=None) if is_seeded else guarantee
     summed = priced.summed

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from botorch_dp.pareto.beliefs import Beliefs, Candidates, on_the_cpu, require_complete
 from botorch_dp.pareto.problem import Trial
-from botorch_dp.pareto.proposals import Search
+from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.space import Config
 
@@ -53,12 +53,12 @@ class OperatingPoint:
 
 @on_the_cpu
 def recommended(
-    search: Search, trials: Sequence[Trial], epsilon: float, level: float
+    proposer: Proposer, trials: Sequence[Trial], epsilon: float, level: float
 ) -> OperatingPoint:
     """The config with the smallest expected error among those whose epsilon is small enough.
 
     Args:
-        search: Of the study, with exact epsilons.
+        proposer: Of the study, with exact epsilons.
         trials: All trials.
         epsilon: The largest acceptable epsilon.
         level: The interval's probability.
@@ -66,28 +66,28 @@ def recommended(
     if not 0 <= epsilon < math.inf:
         raise ValueError(f"`epsilon` must be finite and at least 0, got {epsilon}.")
     require_complete(trials, "config to recommend")
-    beliefs = search.beliefs(trials)
+    beliefs = proposer.beliefs(trials)
 
     def within(candidates: Candidates) -> Tensor:
         errors = expected_error(*_error_beliefs(beliefs, candidates))
         return (-errors).where(candidates.known[:, _EPSILON] <= epsilon, -math.inf)
 
-    config = search.best(within, beliefs, len(trials))
+    config = proposer.best(within, beliefs, len(trials))
     if config is None:
         # The feasible region may be smaller than the candidates are apart: descend into it.
-        config = search.best(lambda c: -c.known[:, _EPSILON], beliefs, len(trials))
-        smallest = math.inf if config is None else search.known.epsilon(config)
+        config = proposer.best(lambda c: -c.known[:, _EPSILON], beliefs, len(trials))
+        smallest = math.inf if config is None else proposer.known.epsilon(config)
         if not smallest <= epsilon:
             raise ValueError(
                 f"`epsilon` = {epsilon:g} is out of reach: the smallest epsilon found in the space "
                 f"is {smallest:.4g}. Widen the space (more noise, fewer steps) or ask for more."
             )
     assert config is not None
-    mean, std = _error_beliefs(beliefs, search.known.candidates([config]))
+    mean, std = _error_beliefs(beliefs, proposer.known.candidates([config]))
     z = NormalDist().inv_cdf(0.5 + level / 2)
     return OperatingPoint(
         config=config,
-        epsilon=search.known.epsilon(config),
+        epsilon=proposer.known.epsilon(config),
         error=float(expected_error(mean, std)),
         interval=(float(torch.sigmoid(-mean - z * std)), float(torch.sigmoid(-mean + z * std))),
         level=level,
@@ -96,11 +96,11 @@ def recommended(
 
 
 @on_the_cpu
-def believed_values(search: Search, trials: Sequence[Trial]) -> Tensor:
+def believed_values(proposer: Proposer, trials: Sequence[Trial]) -> Tensor:
     """What models of these trials expect of the points that they measured, ``n x m``."""
     complete = [trial for trial in trials if trial.state == "complete"]
-    values = search.problem.values(complete)
-    beliefs = search.beliefs(complete)
+    values = proposer.problem.values(complete)
+    beliefs = proposer.beliefs(complete)
     means, stds = (part[: len(values)] for part in beliefs.predict(beliefs.incumbents))
     believed = torch.tensor(values, dtype=torch.double)
     believed[:, _ERROR] = expected_error(means[:, _ERROR], stds[:, _ERROR])

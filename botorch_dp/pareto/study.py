@@ -1,27 +1,42 @@
 """DPareto: the privacy-utility Pareto front of any differentially private algorithm [Avent2020].
 
 A study alternates between proposing a config, from models of epsilon and error, and training with
-it. Proposals are a pure function of the trials and the seed, and every trial is stored before it is
-trained: a study that was killed goes on as if it had not been.
+it. Proposals are a pure function of the trials and the seed. Every trial is stored before it is
+trained, each of its trainings is charged before it begins, and its measurement is stored as soon
+as it ends; a trial is in training while one of its calls is in flight, and waits otherwise. Nothing
+else takes note of it: a study that was killed goes on where its file ends.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import pickle
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence, Set
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 
 from botorch_dp._checks import check_choice, check_count, check_integer
 from botorch_dp._files import MEMORY
 from botorch_dp._progress import ProgressBar
+from botorch_dp.errors import BudgetExhausted
 from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
 from botorch_dp.pareto.charges import ChargedProblem, check_payable, fitting
 from botorch_dp.pareto.front import ParetoFront, data_frame, trial_table
@@ -35,15 +50,20 @@ from botorch_dp.pareto.problem import (
 from botorch_dp.pareto.proposals import (
     AcquisitionFactory,
     NothingAffordableError,
-    ProposalOptions,
-    Search,
+    Proposer,
     propose,
 )
-from botorch_dp.pareto.publication import TestOrTraining, caption_of, check_trained, publication
+from botorch_dp.pareto.publication import (
+    TestOrTraining,
+    caption_of,
+    check_trained,
+    publication,
+    with_test_records,
+)
 from botorch_dp.pareto.recommendation import OperatingPoint, believed_values, recommended
-from botorch_dp.pareto.runner import Trainings, cores_left_to
 from botorch_dp.pareto.storage import StudyFile
 from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyError, PrivacyLedger, Release
+from botorch_dp.space import Config
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "random", "grid"]
 
@@ -119,14 +139,16 @@ class DPareto:
         #: Pending trials that somebody trains by hand, and is to report by `tell`.
         self._asked: set[int] = set()
         try:
-            self._search = Search(
+            self._proposer = Proposer(
                 problem,
                 seed=self._file.seed,
-                options=ProposalOptions(
-                    acquisition, privacy_model, epsilon_scale, candidates, grid_levels
-                ),
+                acquisition=acquisition,
+                privacy_model=privacy_model,
+                epsilon_scale=epsilon_scale,
+                candidates=candidates,
+                grid_levels=grid_levels,
             )
-            self._search.known.check_stored(self._file.trials)
+            self._proposer.known.check_stored(self._file.trials)
             if budget is not None:
                 self._charged = ChargedProblem(problem, self._opened(budget), label)
         except BaseException:
@@ -181,7 +203,7 @@ class DPareto:
         check_integer("trials", trials)
         check_integer("batch_size", batch_size)
         check_integer("initial", initial)
-        if trials > (most := self._search.most_trials(self.trials)):
+        if trials > (most := self._proposer.most_trials(self.trials)):
             raise ValueError(
                 f"`trials` = {trials} is more than the grid's {most:g} points; raise `grid_levels`."
             )
@@ -217,7 +239,7 @@ class DPareto:
                 if self._file.path != MEMORY or not self._file.count("complete"):
                     error.add_note(interrupted)
                     raise
-        self._warn_of_what_is_missing(trials, exhausted, interrupted)
+        _warn_of_what_is_missing(self._file, trials, exhausted, interrupted)
         return self.front()
 
     def _waiting(self, busy: Set[int] = frozenset()) -> Trial | None:
@@ -231,21 +253,13 @@ class DPareto:
         trials = self._file.trials
         if self._file.count("failed") == len(trials) >= _HOPELESS:
             require_complete(trials, "front to improve")
-        config, number = propose(self._search, trials, initial, self._charged), len(trials)
-        seeds = tuple(self._seeds(number, 0, self.problem.replicates).values())
+        config, number = propose(self._proposer, trials, initial, self._charged), len(trials)
+        seeds = tuple(training_seeds(self.seed, number, range(self.problem.replicates)).values())
         try:
-            trial = Trial(number, config, seeds, self._search.known.epsilon(config))
+            trial = Trial(number, config, seeds, self._proposer.known.epsilon(config))
         except Exception as error:
             trial = Trial(number, config, seeds, math.nan).failed(error, trainings=0)
         return self._file.add(trial)
-
-    def _seeds(self, number: int, start: int, count: int) -> dict[int, int]:
-        """Seeds of a trial below 2^31, by replicate."""
-        streams = {
-            replicate: np.random.SeedSequence(self.seed, spawn_key=(number, replicate))
-            for replicate in range(start, start + count)
-        }
-        return {r: int(stream.generate_state(1)[0]) >> 1 for r, stream in streams.items()}
 
     def _interrupted(self, wanted: int) -> str:
         """What an interruption leaves behind."""
@@ -258,29 +272,6 @@ class DPareto:
             f"{said}{where}. {self._charged.charges} trainings were charged to the ledger since "
             "the study was opened; those that were cut off are charged again when they are trained."
         )
-
-    def _warn_of_what_is_missing(self, wanted: int, exhausted: bool, interrupted: str) -> None:
-        """Say what a front is without; an error if the budget was too small for a single trial."""
-        if interrupted:
-            warnings.warn(f"{interrupted} This is the front so far.", stacklevel=3)
-        elif exhausted and not self._file.count("complete"):
-            raise StudyError(
-                "The budget cannot bear a single trial of what would be proposed: raise it, or "
-                "narrow the space to cheaper trainings (more noise, fewer steps)."
-            )
-        elif exhausted:
-            warnings.warn(
-                f"The budget cannot bear another trial: the study ends with {len(self._file)} of "
-                f"{wanted}. This is their front.",
-                stacklevel=3,
-            )
-        if failed := [trial for trial in self.trials if trial.state == "failed"]:
-            kinds = sorted({trial.failure_type for trial in failed})
-            warnings.warn(
-                f"{len(failed)} of {len(self._file)} trials failed with {kinds} and have no part "
-                f"in the front; `study.trials[{failed[-1].number}].failure` says more.",
-                stacklevel=3,
-            )
 
     def ask(self, q: int = 1, *, initial: int = 16) -> list[Trial]:
         """The next trials to train by hand: those a crash left behind first, then new ones.
@@ -330,8 +321,7 @@ class DPareto:
         if (utilities is None) == (error is None):
             raise ValueError("Give exactly one of `utilities` and `error`.")
         if error is not None:
-            failed = partial(Trial.failed, error=error, trainings=len(missing))
-            told = self._file.change(number, failed)
+            told = self._file.change(number, lambda t: t.failed(error, trainings=len(missing)))
         else:
             answers = utilities if isinstance(utilities, list) else [utilities]
             if len(answers) != len(missing):
@@ -341,8 +331,7 @@ class DPareto:
                 )
             found = [self.problem.measurement(answer) for answer in answers]
             measurements = dict(zip(missing, found, strict=True))
-            measured = partial(Trial.measured, measurements=measurements)
-            told = self._file.change(number, measured)
+            told = self._file.change(number, lambda t: t.measured(measurements))
         self._asked.discard(number)
         return told
 
@@ -357,7 +346,7 @@ class DPareto:
             guarantee=self._priced(trials),
             charged=self._charged is not None,
             reevaluator=self._train_again,
-            believer=partial(believed_values, self._search, trials),
+            believer=partial(believed_values, self._proposer, trials),
         )
 
     def recommend(self, epsilon: float, *, level: float = 0.95) -> OperatingPoint:
@@ -367,7 +356,7 @@ class DPareto:
             epsilon: The largest acceptable epsilon; the recommended config's is exact.
             level: Probability of the predicted error's interval, under the model.
         """
-        return recommended(self._search.exact, self.trials, epsilon, level)
+        return recommended(self._proposer.exact, self.trials, epsilon, level)
 
     def publication_guarantee(self, data: TestOrTraining = "training") -> Guarantee:
         """What publishing the front (or anything else the study knows) promises.
@@ -385,8 +374,7 @@ class DPareto:
         Raises:
             StudyError: The problem has no promise, or nothing was trained yet.
         """
-        if data not in ("training", "test"):
-            raise ValueError(f"`data` must be 'training' or 'test', got {data!r}.")
+        check_choice("data", data, get_args(TestOrTraining))
         if self._charged is not None and data == "training":
             check_trained(self.trials)
             return self._charged.ledger.guarantee
@@ -417,18 +405,10 @@ class DPareto:
                 "trains with secret noise."
             )
         front = self.front()
-        guarantee = front.guarantee
-        if self.problem.stated_promise.utility_guarantee is None:
-            if not test_records_are_public:
-                raise PrivacyError(
-                    "The utilities were computed from the test records without noise, so the front "
-                    "would tell about these. If they are public, say so by "
-                    "`test_records_are_public=True`; otherwise let the oracle release noisy "
-                    "utilities, with a `utility_guarantee` in the problem's promise."
-                )
-            unit = guarantee.unit.given("the test records are public")
-            guarantee = replace(guarantee, unit=unit)
-        return Release(front, guarantee)
+        return Release(
+            front,
+            with_test_records(front.guarantee, self.problem, are_public=test_records_are_public),
+        )
 
     def table(self) -> dict[str, list[Any]]:
         """Columns of *all* trials: as of a front's table, and how each of them ended. Sensitive."""
@@ -439,17 +419,10 @@ class DPareto:
 
         ``frame.attrs["guarantee"]`` says what publishing it costs.
         """
-        promise = self.problem.promise
-        if not any(trial.num_trainings for trial in self.trials):
-            caption = "Nothing was trained yet."
-        elif promise is None:
-            caption = caption_of(None)
-        else:
-            caption = caption_of(
-                self.publication_guarantee(),
-                test_records=promise.utility_guarantee is not None,
-                charged=self._charged is not None,
-            )
+        caption = "Nothing was trained yet."
+        if any(trial.num_trainings for trial in self.trials):
+            charged = self._charged is not None
+            caption = caption_of(self.problem, self.publication_guarantee, charged=charged)
         return data_frame(self.table(), caption)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
@@ -487,7 +460,12 @@ class DPareto:
                 f"The budget cannot bear {replicates} more trainings of each of the front's "
                 f"{len(wanted)} configs; nothing was trained. Ask for fewer `replicates`."
             )
-        seeds = [self._seeds(t.number, t.next_replicate, replicates) for t in wanted]
+        seeds = [
+            training_seeds(
+                self.seed, t.number, range(t.next_replicate, t.next_replicate + replicates)
+            )
+            for t in wanted
+        ]
         with (
             Trainings(self._charged or self.problem, self._file, executor) as trainings,
             ProgressBar(total=len(wanted), disable=not progress, unit="trial") as bar,
@@ -542,3 +520,176 @@ class DPareto:
 
     def __repr__(self) -> str:
         return f"DPareto({self.problem.name!r}, {len(self._file)} trials, seed={self.seed})"
+
+
+def training_seeds(seed: int, number: int, replicates: Iterable[int]) -> dict[int, int]:
+    """Seeds of a trial's trainings, below 2^31, by replicate."""
+    streams = {r: np.random.SeedSequence(seed, spawn_key=(number, r)) for r in replicates}
+    return {r: int(stream.generate_state(1)[0]) >> 1 for r, stream in streams.items()}
+
+
+def _warn_of_what_is_missing(
+    file: StudyFile, wanted: int, exhausted: bool, interrupted: str
+) -> None:
+    """Say what a front is without; an error if the budget was too small for a single trial."""
+    if interrupted:
+        warnings.warn(f"{interrupted} This is the front so far.", stacklevel=3)
+    elif exhausted and not file.count("complete"):
+        raise StudyError(
+            "The budget cannot bear a single trial of what would be proposed: raise it, or "
+            "narrow the space to cheaper trainings (more noise, fewer steps)."
+        )
+    elif exhausted:
+        warnings.warn(
+            f"The budget cannot bear another trial: the study ends with {len(file)} of "
+            f"{wanted}. This is their front.",
+            stacklevel=3,
+        )
+    if failed := [trial for trial in file.trials if trial.state == "failed"]:
+        kinds = sorted({trial.failure_type for trial in failed})
+        warnings.warn(
+            f"{len(failed)} of {len(file)} trials failed with {kinds} and have no part "
+            f"in the front; `study.trials[{failed[-1].number}].failure` says more.",
+            stacklevel=3,
+        )
+
+
+# --- Trainings in flight. ---
+
+
+def train(
+    oracle: Callable[..., Any], together: bool, config: Config, seeds: Sequence[int]
+) -> tuple[list[Any], float]:
+    """What the utility oracle answers for each seed, and the seconds it took; runs in a worker."""
+    start = time.perf_counter()
+    answers = oracle(config, seeds) if together else [oracle(config, seed) for seed in seeds]
+    return list(answers), time.perf_counter() - start
+
+
+class _Here(Executor):
+    """Makes each call at once, in this thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Trainings:
+    """Trainings in flight on one executor; as a context, it leaves nothing queued behind.
+
+    Args:
+        problem: Its utility oracle is called, and it is told of each training before that begins.
+        file: Gets each measurement, and what a training raised.
+        executor: Where to train; None for this thread.
+    """
+
+    def __init__(
+        self, problem: PrivacyUtilityProblem, file: StudyFile, executor: Executor | None
+    ) -> None:
+        if executor is not None:
+            problem.check_executor(executor)
+        if isinstance(executor, ProcessPoolExecutor):
+            pickle.dumps(problem.oracle)  # raises here, and not in a worker after a charge
+        self._problem, self._file = problem, file
+        self._executor = _Here() if executor is None else executor
+        #: What was submitted, in this order: the number of a trial and its replicates.
+        self._futures: dict[Future[Any], tuple[int, tuple[int, ...]]] = {}
+
+    def __enter__(self) -> Trainings:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for future in self._futures:
+            future.cancel()
+
+    @property
+    def busy(self) -> set[int]:
+        """The trials in training."""
+        return {number for number, _ in self._futures.values()}
+
+    def start(self, trial: Trial, seeds: Mapping[int, int]) -> None:
+        """Charge and begin a training for each of these seeds, by replicate.
+
+        A trial fails if the budget cannot bear it, or if one of its trainings has failed.
+        """
+        together = self._problem.batched.replicates is not None
+        for replicates in [tuple(seeds)] if together else [(replicate,) for replicate in seeds]:
+            if self._file[trial.number].state == "failed":
+                return
+            try:
+                self._problem.charge(trial.config, len(replicates), f"trial {trial.number}")
+            except BudgetExhausted as exhausted:
+                self._fail(trial.number, exhausted, trainings=0)
+                return
+            chosen = [seeds[replicate] for replicate in replicates]
+            config = dict(trial.config)
+            future = self._executor.submit(train, self._problem.oracle, together, config, chosen)
+            self._futures[future] = (trial.number, replicates)
+            if future.done():
+                self._store_ended()
+
+    def wait(self) -> None:
+        """Wait until at least one call ends, and store what did.
+
+        Raises:
+            BrokenExecutor: The executor died. What it had in flight waits for the next run.
+            KeyboardInterrupt: In a worker.
+        """
+        wait(self._futures, return_when=FIRST_COMPLETED)
+        self._store_ended()
+
+    def _store_ended(self) -> None:
+        broken: BaseException | None = None
+        for future in [future for future in self._futures if future.done()]:
+            number, replicates = self._futures.pop(future)
+            error = future.exception()
+            if isinstance(error, BrokenExecutor) or not isinstance(error, Exception | None):
+                broken = error  # no fault of the training; what others gave is stored first
+                continue
+            try:
+                if error is None:
+                    self._measured(number, replicates, *future.result())
+                    continue
+            except InvalidUtilityError as invalid:
+                error = invalid
+            self._fail(number, error, trainings=len(replicates))
+        if broken is not None:
+            raise broken
+
+    def _measured(
+        self, number: int, replicates: tuple[int, ...], answers: list[Any], seconds: float
+    ) -> None:
+        if len(answers) != len(replicates):
+            raise InvalidUtilityError(
+                f"`batched.replicates` must return {len(replicates)} utilities, one for each seed, "
+                f"got {len(answers)}."
+            )
+        each = seconds / len(answers)
+        found = [self._problem.measurement(answer, each) for answer in answers]
+        measurements = dict(zip(replicates, found, strict=True))
+        self._file.change(number, lambda trial: trial.measured(measurements))
+
+    def _fail(self, number: int, error: Exception, *, trainings: int) -> None:
+        self._file.change(number, lambda trial: trial.failed(error, trainings=trainings))
+
+
+@contextmanager
+def cores_left_to(executor: Executor | None) -> Iterator[None]:
+    """Compute with one thread here while trainings in other processes keep all cores busy.
+
+    Models of some hundred trials gain nothing from more threads, and lose twentyfold when threads
+    wait for each other on busy cores. Trainings in threads of this process would share the setting.
+    """
+    if executor is None or isinstance(executor, ThreadPoolExecutor):
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

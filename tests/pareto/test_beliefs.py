@@ -25,7 +25,7 @@ from botorch_dp.pareto.beliefs import (
     require_complete,
 )
 from botorch_dp.pareto.problem import Measurement, PrivacyUtilityProblem
-from botorch_dp.pareto.proposals import ProposalOptions, Search
+from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from tests.pareto import toy
 
@@ -387,7 +387,7 @@ def test_hyper_parameters_are_fitted_less_often_as_trials_grow(
     ]
     problem = toy.problem()
     trials = complete_trials(problem, 38)
-    search = Search(problem, seed=0, options=ProposalOptions())
+    proposer = Proposer(problem, seed=0)
     fits = []
 
     def counted(train_X: Tensor, *args: Any, **options: Any) -> Any:
@@ -395,7 +395,7 @@ def test_hyper_parameters_are_fitted_less_often_as_trials_grow(
         return fitted_gp(train_X, *args, **options)
 
     monkeypatch.setattr("botorch_dp.pareto.beliefs.fitted_gp", counted)
-    found = {count: search.beliefs(trials[:count])._gps[1] for count in (36, 37, 38)}
+    found = {count: proposer.beliefs(trials[:count])._gps[1] for count in (36, 37, 38)}
     assert fits == [36, 38]
     before, between, after = found.values()
     assert len(between.train_inputs[0]) == 37  # type: ignore[index]
@@ -404,7 +404,7 @@ def test_hyper_parameters_are_fitted_less_often_as_trials_grow(
     assert not torch.equal(before.state_dict()["covar_module.raw_lengthscale"],
                            after.state_dict()["covar_module.raw_lengthscale"])  # fmt: skip
     # A search that has seen none of this believes the same.
-    alone = Search(problem, seed=0, options=ProposalOptions()).beliefs(trials[:37])._gps[1]
+    alone = Proposer(problem, seed=0).beliefs(trials[:37])._gps[1]
     at = torch.rand(9, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     for mine, theirs in zip(predicted(between, at), predicted(alone, at), strict=True):
         assert torch.equal(mine, theirs)

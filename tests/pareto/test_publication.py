@@ -11,7 +11,7 @@ import pytest
 
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError
 from botorch_dp.pareto.problem import SEEDED
-from botorch_dp.pareto.publication import _filtered, caption_of
+from botorch_dp.pareto.publication import _filtered, priced_caption
 from botorch_dp.privacy import (
     ApproximateLoss,
     GaussianLoss,
@@ -239,25 +239,25 @@ class TestCaption:
         ],
     )
     def test_never_less_than_the_truth(self, losses: tuple[Any, ...], expected: str) -> None:
-        caption = caption_of(Guarantee("toy", PrivacyUnit(), losses))
+        caption = priced_caption(Guarantee("toy", PrivacyUnit(), losses))
         assert expected in caption and caption.count(". ") == 0
 
     def test_seeded_trainings_are_priced_as_if_repeated_only(self) -> None:
         guarantee = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),), void=SEEDED)
-        caption = caption_of(guarantee)
+        caption = priced_caption(guarantee)
         assert caption.startswith("Do not publish:")
         nothing = caption.index("its trainings used known seeds, so nothing is guaranteed")
         what_if = caption.index("repeating all of them with secret noise would cost ε = 12")
         assert nothing < what_if
         simulated = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),)).simulated()
-        assert "12" not in caption_of(simulated)
+        assert "12" not in priced_caption(simulated)
 
     def test_conditions_test_records_and_budgets_are_named(self) -> None:
         plain = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),))
         given = Guarantee("toy", PrivacyUnit(conditions=("it is so",)), (PureLoss(12.0),))
-        assert "conditions" not in caption_of(plain)
-        assert "under the conditions that its guarantee lists" in caption_of(given)
-        assert "test records unprotected" in caption_of(plain)
-        assert "test records" not in caption_of(plain, test_records=True)
+        assert "conditions" not in priced_caption(plain)
+        assert "under the conditions that its guarantee lists" in priced_caption(given)
+        assert "test records unprotected" in priced_caption(plain)
+        assert "test records" not in priced_caption(plain, test_records=True)
         said = "May be published if the test records are public: its price, ε = 12 for "
-        assert caption_of(plain, charged=True).startswith(said)
+        assert priced_caption(plain, charged=True).startswith(said)

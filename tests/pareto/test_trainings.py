@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from botorch_dp.pareto import DPareto, StudyError
-from botorch_dp.pareto.runner import cores_left_to, train
+from botorch_dp.pareto.study import cores_left_to, train, training_seeds
 from botorch_dp.space import Config
 from tests.pareto import toy
 
@@ -99,8 +99,8 @@ class TestBatches:
             return toy.utility(config, seed)
 
         tried = study(slow_first)
-        first = tried._seeds(0, 0, 1)[0]
-        others = tried._seeds(7, 0, 1)[0]
+        first = training_seeds(0, 0, [0])[0]
+        others = training_seeds(0, 7, [0])[0]
 
         def release_late(config: Config, seed: int) -> float:
             if seed == others:
@@ -217,7 +217,7 @@ class TestInterruption:
         begun = threading.Event()
 
         tried = study(interrupts)
-        fifth = tried._seeds(5, 0, 1)[0]
+        fifth = training_seeds(0, 5, [0])[0]
         pool = ThreadPoolExecutor(threads) if threads else None
         with pytest.warns(UserWarning, match=r"interrupted after \d of 9"):
             front = tried.run(9, batch_size=max(threads, 1), executor=pool)
@@ -241,7 +241,7 @@ class TestInterruption:
                 raise KeyboardInterrupt
             return toy.utility(config, seed)
 
-        third = study()._seeds(3, 0, 1)[0]
+        third = training_seeds(0, 3, [0])[0]
         path = tmp_path / "study.sqlite"
         with study(interrupts, storage=path) as tried, pytest.raises(KeyboardInterrupt) as caught:
             tried.run(5)
