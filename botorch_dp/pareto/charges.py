@@ -103,51 +103,48 @@ class ChargedProblem(PrivacyUtilityProblem):
 
     def price(self, config: Config, trainings: int = 1) -> Guarantee:
         """What so many trainings of a config cost together."""
-        exact = math.nan if self.stated_promise.guarantee is not None else self.epsilon(config)
-        one = self.training_guarantee(config, exact)
+        promise, epsilon = self.stated_promise, math.nan
         if self._adds_up:
-            one = self._added_up(one, one.epsilon(self.stated_promise.delta))
-        return self._of(one, trainings)
+            epsilon = self.training_guarantee(config, epsilon).epsilon(promise.delta)
+        elif promise.guarantee is None:
+            epsilon = self.epsilon(config)
+        return self._priced(config, trainings, epsilon)
 
-    def _added_up(self, one: Guarantee, epsilon: float) -> Guarantee:
-        return replace(one, losses=(ApproximateLoss(epsilon, self.stated_promise.delta),))
-
-    def _of(self, one: Guarantee, trainings: int) -> Guarantee:
+    def _priced(self, config: Config, trainings: int, epsilon: float) -> Guarantee:
+        one = self.training_guarantee(config, epsilon)
         one = replace(one, unit=one.unit.given(_CHOSEN_BEFOREHAND))
+        if self._adds_up:
+            one = replace(one, losses=(ApproximateLoss(epsilon, self.stated_promise.delta),))
         return one if trainings == 1 else compose(*[one] * trainings)
 
     def bears(self, configs: Sequence[Config], trainings: int) -> bool:
-        """Whether the budget can bear so many trainings of each config."""
+        """Whether the budget can bear so many trainings of each config, all together."""
         if not configs:
             return True
         return self.ledger.bears(compose(*(self.price(c, trainings) for c in configs)))
 
-    def affords(self, config: Config, trials: int) -> bool:
-        """Whether the budget can bear so many trials of a config; not where its oracle fails."""
-        try:
-            return self.bears([config], trials * self.replicates)
-        except Exception:
-            # To consider a config is not to try it: an oracle that fails must not end the study.
-            return False
+    def affordable(
+        self, configs: Sequence[Config], trials: int, *, exact: bool = False
+    ) -> list[bool]:
+        """Whether the budget can bear so many trials of a config, for each of them alone.
 
-    def may_afford(self, configs: Sequence[Config], trials: int) -> list[bool]:
-        """The same of many configs, by bounds on their prices that are computed for all at once."""
+        By upper bounds on their prices, which are computed for all at once, unless ``exact``.
+        """
         trainings = trials * self.replicates
         try:
-            return [
-                self.ledger.bears(self._of(one, trainings)) for one in self.price_bounds(configs)
-            ]
-        except Exception:  # one config can spoil a batch
+            if exact:
+                prices = [self.price(config, trainings) for config in configs]
+            else:
+                known = self.stated_promise.guarantee is not None and not self._adds_up
+                bounds = [math.nan] * len(configs) if known else self.epsilon_bounds(configs)
+                prices = [
+                    self._priced(config, trainings, bound)
+                    for config, bound in zip(configs, bounds, strict=True)
+                ]
+            return [self.ledger.bears(price) for price in prices]
+        except Exception:
+            # To consider a config is not to try it: an oracle that fails must not end the study,
+            # and one config must not spoil the others.
             if len(configs) == 1:
                 return [False]
-            return [self.may_afford([config], trials)[0] for config in configs]
-
-    def price_bounds(self, configs: Sequence[Config]) -> list[Guarantee]:
-        """What one training of each config costs at most."""
-        known = self.stated_promise.guarantee is not None and not self._adds_up
-        bounds = [math.nan] * len(configs) if known else self.epsilon_bounds(configs)
-        pairs = list(zip(configs, bounds, strict=True))
-        prices = [self.training_guarantee(config, bound) for config, bound in pairs]
-        if self._adds_up:
-            return [self._added_up(one, e) for one, (_, e) in zip(prices, pairs, strict=True)]
-        return prices
+            return [self.affordable([c], trials, exact=exact)[0] for c in configs]

@@ -243,13 +243,13 @@ def propose(
         def allowed(
             configs: Sequence[Config], times: int = times, refused: list[Config] = refused
         ) -> list[bool]:
-            seems = zip(configs, budget.may_afford(configs, times), strict=True)
+            seems = zip(configs, budget.affordable(configs, times), strict=True)
             return [fine and config not in refused for config, fine in seems]
 
         try:
             while len(refused) < _POLISHED:
                 config = _proposed(proposer, trials, initial, allowed)
-                if budget.affords(config, times):
+                if all(budget.affordable([config], times, exact=True)):
                     return config
                 refused.append(config)
         except NothingAffordableError:

@@ -244,8 +244,8 @@ def test_a_config_whose_promise_fails_spoils_no_other() -> None:
     charged = study(guarantee=picky)._charged
     assert charged is not None
     configs = [{"noise": noise} for noise in (0.6, 2.0, 0.7, 3.0)]
-    assert charged.may_afford(configs, 1) == [False, True, False, True]
-    assert [charged.affords(config, 1) for config in configs] == [False, True, False, True]
+    assert charged.affordable(configs, 1) == [False, True, False, True]
+    assert charged.affordable(configs, 1, exact=True) == [False, True, False, True]
 
 
 def test_an_interruption_says_what_was_charged(tmp_path: Path) -> None:

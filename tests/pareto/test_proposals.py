@@ -26,8 +26,7 @@ from botorch_dp.pareto.beliefs import objective_scales
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.proposals import (
     NothingAffordableError,
-    ProposalOptions,
-    Search,
+    Proposer,
     _steps_from,
     expected_hypervolume_improvement,
     propose,
@@ -36,7 +35,7 @@ from botorch_dp.space import Choice, Config, Real, SearchSpace
 from tests.pareto import toy
 from tests.pareto.test_beliefs import complete_trials
 
-SMALL = ProposalOptions(candidates=128)
+SMALL: dict[str, Any] = {"candidates": 128}
 
 
 def identity(value: Tensor) -> Tensor:
@@ -116,9 +115,9 @@ def proposed(
     initial: int = 4,
     *,
     seed: int = 0,
-    options: ProposalOptions = SMALL,
+    options: dict[str, Any] = SMALL,
 ) -> Config:
-    return propose(Search(problem, seed=seed, options=options), trials, initial)
+    return propose(Proposer(problem, seed=seed, **options), trials, initial)
 
 
 def pending(configs: Sequence[Config]) -> list[Trial]:
@@ -126,9 +125,9 @@ def pending(configs: Sequence[Config]) -> list[Trial]:
 
 
 def in_turn(problem: PrivacyUtilityProblem, count: int, initial: int) -> list[Config]:
-    search, configs = Search(problem, seed=0, options=SMALL), []
+    proposer, configs = Proposer(problem, seed=0, **SMALL), []
     for _ in range(count):
-        configs.append(propose(search, pending(configs), initial))
+        configs.append(propose(proposer, pending(configs), initial))
     return configs
 
 
@@ -146,16 +145,16 @@ class TestPurity:
     def test_same_history_same_proposal(self, acquisition: str, privacy_model: Any) -> None:
         """Whatever was asked before, and whatever torch's global seed is."""
         problem = toy.problem()
-        options = replace(SMALL, acquisition=acquisition, privacy_model=privacy_model)
+        options = SMALL | dict(acquisition=acquisition, privacy_model=privacy_model)
         trials = complete_trials(problem, 6)
-        busy = Search(problem, seed=1, options=options)
+        busy = Proposer(problem, seed=1, **options)
         propose(busy, trials[:4], initial=2)
         torch.manual_seed(123)
         state = torch.get_rng_state()
         first = propose(busy, trials, initial=2)
         assert torch.equal(state, torch.get_rng_state())
         torch.manual_seed(321)
-        assert first == propose(Search(problem, seed=1, options=options), trials, initial=2)
+        assert first == propose(Proposer(problem, seed=1, **options), trials, initial=2)
         assert problem.space.check(first) == first
 
     @pytest.mark.parametrize("privacy_model", ["exact", "gp"])
@@ -172,14 +171,14 @@ class TestPurity:
 
         monkeypatch.setattr(beliefs_module, "fitted_gp", counted)
         problem = toy.problem()
-        options = replace(SMALL, privacy_model=privacy_model)
+        options = SMALL | dict(privacy_model=privacy_model)
         study = DPareto(problem, seed=0, acquisition="random")
         study.run(6)
         trials = study.trials
-        busy = Search(problem, seed=1, options=options)
+        busy = Proposer(problem, seed=1, **options)
         for number in range(6, 9):
             found = propose(busy, trials, initial=2)
-            assert propose(Search(problem, seed=1, options=options), trials, initial=2) == found
+            assert propose(Proposer(problem, seed=1, **options), trials, initial=2) == found
             waiting = Trial(number, found, (0,), problem.epsilon(found))
             trials = [*trials, waiting]
         models = 1 if privacy_model == "exact" else 2
@@ -205,15 +204,15 @@ class TestInitialDesign:
         assert proposed(toy.problem(), trials, 1) == proposed(toy.problem(), waiting, 9)
 
 
-class TestSearch:
+class TestBest:
     problem = toy.problem()
     trials = complete_trials(problem, 8)
 
     def test_finds_the_optimum_of_a_score(self) -> None:
-        search = Search(self.problem, seed=0, options=SMALL)
+        proposer = Proposer(self.problem, seed=0, **SMALL)
         target = toy.SPACE.encode([{"noise": 3.21, "epochs": 13}])
-        found = search.best(
-            lambda c: -(c.codes - target).square().sum(dim=-1), search.beliefs(self.trials), 8
+        found = proposer.best(
+            lambda c: -(c.codes - target).square().sum(dim=-1), proposer.beliefs(self.trials), 8
         )
         assert found is not None
         assert found["epochs"] == 13
@@ -221,10 +220,10 @@ class TestSearch:
 
     @pytest.mark.parametrize("value", [-math.inf, math.nan])
     def test_nothing_scores(self, value: float) -> None:
-        search = Search(self.problem, seed=0, options=SMALL)
-        found = search.best(
+        proposer = Proposer(self.problem, seed=0, **SMALL)
+        found = proposer.best(
             lambda c: torch.full((len(c),), value, dtype=torch.double),
-            search.beliefs(self.trials),
+            proposer.beliefs(self.trials),
             8,
         )
         assert found is None
@@ -234,10 +233,10 @@ class TestSearch:
             return math.inf if config["noise"] < 5 else toy.epsilon(config)
 
         trials = [t for t in complete_trials(toy.problem(), 40) if t.config["noise"] >= 5]
-        search = Search(toy.problem(privacy=privacy), seed=0, options=SMALL)
+        proposer = Proposer(toy.problem(privacy=privacy), seed=0, **SMALL)
         with pytest.warns(UserWarning, match="privacy: InvalidEpsilonError"):
             for number in range(len(trials), len(trials) + 3):
-                config = propose(search, trials, initial=1)
+                config = propose(proposer, trials, initial=1)
                 assert config["noise"] >= 5
                 trials.append(Trial(number, config, (0,), 1.0))
 
@@ -254,7 +253,7 @@ class TestSearch:
     def test_no_point_dominates_the_reference(self, acquisition: str) -> None:
         """EHVI has no incumbents then, and HVPoI is zero wherever the mean is no better."""
         problem = toy.problem(ref_point=(0.011, 0.01))
-        config = proposed(problem, self.trials, options=replace(SMALL, acquisition=acquisition))
+        config = proposed(problem, self.trials, options=SMALL | dict(acquisition=acquisition))
         assert problem.space.check(config) == config
 
 
@@ -268,27 +267,27 @@ class TestBudget:
         least: float
         guess: float
 
-        def affords(self, config: Config, trials: int) -> bool:
-            return config["noise"] >= self.least
-
-        def may_afford(self, configs: Sequence[Config], trials: int) -> list[bool]:
-            return [config["noise"] >= self.guess for config in configs]
+        def affordable(
+            self, configs: Sequence[Config], trials: int, *, exact: bool = False
+        ) -> list[bool]:
+            least = self.least if exact else self.guess
+            return [config["noise"] >= least for config in configs]
 
     @pytest.mark.parametrize("acquisition", ["ehvi", "random", "grid"])
     @pytest.mark.parametrize("guess", [3.0, 2.9])
     def test_only_what_is_affordable_is_proposed(self, acquisition: str, guess: float) -> None:
         problem, trials = toy.problem(), complete_trials(toy.problem(), 8)
-        options = replace(SMALL, acquisition=acquisition)
-        search = Search(problem, seed=0, options=options)
-        config = propose(search, trials, 4, self.Cheap(3.0, guess))
+        options = SMALL | dict(acquisition=acquisition)
+        proposer = Proposer(problem, seed=0, **options)
+        config = propose(proposer, trials, 4, self.Cheap(3.0, guess))
         assert config["noise"] >= 3.0
-        assert propose(search, trials, 4) == proposed(problem, trials, options=options)
+        assert propose(proposer, trials, 4) == proposed(problem, trials, options=options)
 
     def test_nothing_is_affordable(self) -> None:
-        search = Search(toy.problem(), seed=0, options=SMALL)
+        proposer = Proposer(toy.problem(), seed=0, **SMALL)
         for guess in (0.0, math.inf):
             with pytest.raises(NothingAffordableError):
-                propose(search, [], 4, self.Cheap(math.inf, guess))
+                propose(proposer, [], 4, self.Cheap(math.inf, guess))
 
 
 class TestPending:
@@ -306,9 +305,9 @@ class TestPending:
         """The model never sees a failure, and yet does not propose the same config for ever."""
         problem = toy.problem()
         trials = complete_trials(problem, 10)
-        search = Search(problem, seed=0, options=SMALL)
+        proposer = Proposer(problem, seed=0, **SMALL)
         for number in range(10, 16):
-            config = propose(search, trials, initial=4)
+            config = propose(proposer, trials, initial=4)
             failed = replace(
                 trials[0], number=number, config=config, state="failed", measurements=(None,)
             )
@@ -329,7 +328,7 @@ def test_a_users_acquisition_function() -> None:
     problem = toy.problem()
     trials = complete_trials(problem, 8)
     own, built_in = (
-        proposed(problem, trials, options=replace(SMALL, acquisition=acquisition))
+        proposed(problem, trials, options=SMALL | dict(acquisition=acquisition))
         for acquisition in (factory, "hvpoi")
     )
     assert own == built_in
@@ -339,16 +338,16 @@ def test_a_users_acquisition_function() -> None:
 def test_every_point_of_a_grid_once_in_an_order_of_its_own() -> None:
     space = SearchSpace(a=Real(0, 1), b=Real(0, 1))
     problem = PrivacyUtilityProblem(space, privacy=lambda c: 1.0, utility=lambda c, s: 0.5)
-    search = Search(problem, seed=0, options=replace(SMALL, acquisition="grid", grid_levels=3))
+    proposer = Proposer(problem, seed=0, **(SMALL | dict(acquisition="grid", grid_levels=3)))
     trials: list[Trial] = []
     for number in range(9):
-        assert search.most_trials(trials) == 9
-        trials.append(Trial(number, propose(search, trials, 16), (1,), 1.0))
+        assert proposer.most_trials(trials) == 9
+        trials.append(Trial(number, propose(proposer, trials, 16), (1,), 1.0))
     configs = [trial.config for trial in trials]
     assert sorted(map(str, configs)) == sorted(map(str, space.grid(3)))
     assert configs != space.grid(3)
     with pytest.raises(StudyError, match="9 points"):
-        propose(search, trials, 16)
+        propose(proposer, trials, 16)
 
 
 def mixed_utility(config: dict[str, Any], seed: int) -> float:
