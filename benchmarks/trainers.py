@@ -58,10 +58,9 @@ from botorch_dp.training import (
     logistic_regression,
     multilayer_perceptron,
 )
-from botorch_dp.training.fused import why_not_fused
+from botorch_dp.training.engines.fused import FusedEngine
 from botorch_dp.training.plan import Sampling
 from botorch_dp.training.records import Inputs, parts
-from botorch_dp.training.trainer_setup import EngineName
 
 RATE, CLIP, NOISE, REPLICATES = 0.05, 1.0, 2.0, 10
 
@@ -378,7 +377,7 @@ def ours(
     replicates: int = 1,
     publish: bool = False,
     sampling: Sampling = "poisson",
-    engine: EngineName = "auto",
+    engine: str = "auto",
 ) -> tuple[Callable[[], None], int]:
     """``DPTrainer``; steps are counted over all replicates."""
     trainer = DPTrainer(
@@ -407,7 +406,7 @@ def ours(
 
 
 def measured(setting: Setting, turns: int) -> dict[str, object]:
-    fused = why_not_fused(setting.factory(), setting.data.train_X) is None
+    fused = FusedEngine.why_not(setting.factory(), setting.data.train_X) is None
     results: dict[str, object] = {}
     methods: dict[str, tuple[Callable[[], None], int]] = {}
     for name, own in setting.own.items():

@@ -113,7 +113,8 @@ def test_a_module_name_occurs_in_one_subpackage_only() -> None:
     subpackages: dict[str, set[str]] = {}
     for path in MODULES:
         if not path.name.startswith("__"):
-            subpackages.setdefault(path.stem, set()).add(subpackage_of(path))
+            folders = "/".join(path.relative_to(PACKAGE).parts[1:-1])
+            subpackages.setdefault(f"{folders}/{path.stem}", set()).add(subpackage_of(path))
     assert {name: where for name, where in subpackages.items() if len(where) > 1} == {}
 
 

@@ -65,7 +65,7 @@ from botorch_dp.training import (
     TrainTest,
     randomness,
 )
-from botorch_dp.training.engines import clip_factors
+from botorch_dp.training.engines.base import clip_factors
 
 UNIT = 2.0**-53  # the relative error of one operation in double precision
 

@@ -335,17 +335,17 @@ MUTANTS = [
         ('{"std": plan.noise_std,', '{"std": plan.noise_std / 2,'),
     ),
     *_mutants(
-        "training/engines.py",
+        "training/engines/base.py",
         f"{BOUNDARIES} training/test_fused.py training/test_training_privacy.py",
         (".clamp_(max=1.0).nan_to_num_(nan=0.0)", ".nan_to_num_(nan=0.0)"),
     ),
     *_mutants(
-        "training/fused.py",
+        "training/engines/fused.py",
         "training/test_engines.py",
         ("torch.hypot(norms, norms.new_ones(()))", "norms"),
     ),
     *_mutants(
-        "training/contributions.py",
+        "training/engines/contributions.py",
         "training/test_engines.py training/test_ghost.py",
         ("factors.mul_(counts)", "factors"),
         ("torch.bmm(a, a.mT).mul_(torch.bmm(g, g.mT)).sum(dim=(1, 2))", "lengths(a[:, 0])"),

@@ -37,8 +37,8 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy.guarantee import warn_large_delta, warn_large_epsilon
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.space import Config, SearchSpace
-from botorch_dp.training.engines import trainable
-from botorch_dp.training.opacus_engine import with_hooks
+from botorch_dp.training.engines.base import trainable
+from botorch_dp.training.engines.opacus import OpacusEngine, with_hooks
 from botorch_dp.training.plan import DELTA, OPTIMIZERS, TrainingPlan, make_plan
 from botorch_dp.training.randomness import (
     Randomness,
@@ -53,7 +53,7 @@ from botorch_dp.training.records import (
     each_part,
     why_unpublishable,
 )
-from botorch_dp.training.trainer_setup import FORM_IS_PUBLIC, TRIED, Setup
+from botorch_dp.training.trainer_setup import FORM_IS_PUBLIC, Setup
 
 _LOOP = (
     "your loop calls the model on the rows of a batch in their order, computes the loss of each "
@@ -451,7 +451,7 @@ class _Trainings:
         return make_plan(
             priced,
             num_records=self.num_records,
-            conditions=(TRIED, _LOOP, _NOT_PRINTED),
+            conditions=(OpacusEngine.condition, _LOOP, _NOT_PRINTED),
         )
 
     def epsilon(self, config: Config) -> float:

@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Release
 from botorch_dp.privacy.digests import digest_if_any
-from botorch_dp.training.contributions import Gradients, add_clipped
-from botorch_dp.training.engines import trainable
-from botorch_dp.training.opacus_engine import rows_of
+from botorch_dp.training.engines.base import trainable
+from botorch_dp.training.engines.contributions import Gradients, add_clipped
+from botorch_dp.training.engines.opacus import rows_of
 from botorch_dp.training.plan import TrainingPlan
 from botorch_dp.training.randomness import Randomness
 from botorch_dp.training.records import DatasetRecords, Inputs, each_part

@@ -41,7 +41,6 @@ from botorch_dp.training import (
     multilayer_perceptron,
 )
 from botorch_dp.training.oracles import TrainingOracles, problem_of
-from botorch_dp.training.trainer_setup import EngineName
 
 BinaryData = Literal["adult", "breast_cancer"]
 ImageData = Literal["mnist", "digits"]
@@ -114,7 +113,7 @@ def _data(name: str) -> TrainTest:
 
 @lru_cache(maxsize=4)
 def _trainer(
-    model: str, data_name: str, optimizer: str, engine: EngineName, sampling: Sampling
+    model: str, data_name: str, optimizer: str, engine: str, sampling: Sampling
 ) -> DPTrainer:
     data = _data(data_name)
     factory, loss = _MODELS[model]
@@ -138,7 +137,7 @@ def adult_logistic_sgd(
     data: BinaryData = "adult",
     replicates: int = 1,
     publish: bool = False,
-    engine: EngineName = "auto",
+    engine: str = "auto",
 ) -> PrivacyUtilityProblem:
     """Logistic regression with DP-SGD: the paper's "LogReg+SGD".
 
@@ -162,7 +161,7 @@ def adult_logistic_adam(
     data: BinaryData = "adult",
     replicates: int = 1,
     publish: bool = False,
-    engine: EngineName = "auto",
+    engine: str = "auto",
 ) -> PrivacyUtilityProblem:
     """Logistic regression with DP-Adam: the paper's "LogReg+ADAM".
 
@@ -176,7 +175,7 @@ def adult_svm_sgd(
     data: BinaryData = "adult",
     replicates: int = 1,
     publish: bool = False,
-    engine: EngineName = "auto",
+    engine: str = "auto",
 ) -> PrivacyUtilityProblem:
     """Linear support vector machine with DP-SGD: the paper's "SVM+SGD".
 
@@ -190,7 +189,7 @@ def mnist_mlp1_sgd(
     data: ImageData = "mnist",
     replicates: int = 1,
     publish: bool = False,
-    engine: EngineName = "auto",
+    engine: str = "auto",
 ) -> PrivacyUtilityProblem:
     """One hidden layer of 1000 units with DP-SGD: the paper's "MLP1+SGD".
 
@@ -208,7 +207,7 @@ def mnist_mlp2_sgd(
     data: ImageData = "mnist",
     replicates: int = 1,
     publish: bool = False,
-    engine: EngineName = "auto",
+    engine: str = "auto",
 ) -> PrivacyUtilityProblem:
     """Hidden layers of 128 and 64 units with DP-SGD: the paper's "MLP2+SGD".
 
@@ -244,7 +243,7 @@ def _binary_problem(
     optimizer: Literal["sgd", "adam"],
     replicates: int,
     publish: bool,
-    engine: EngineName,
+    engine: str,
 ) -> PrivacyUtilityProblem:
     check_choice("data", data, ("adult", "breast_cancer"))
     num_records = len(_data(data).train_X)
@@ -268,7 +267,7 @@ def _image_problem(
     data: str,
     replicates: int,
     publish: bool,
-    engine: EngineName,
+    engine: str,
 ) -> PrivacyUtilityProblem:
     check_choice("data", data, ("mnist", "digits"))
     num_records = len(_data(data).train_X)
@@ -288,7 +287,7 @@ def _image_problem(
 
 
 def training_oracles(
-    model: str, data: str, optimizer: str, *, publish: bool = False, engine: EngineName = "auto"
+    model: str, data: str, optimizer: str, *, publish: bool = False, engine: str = "auto"
 ) -> TrainingOracles:
     """The oracles of training one model on one data set, as in the paper.
 
@@ -308,7 +307,7 @@ def _problem(
     space: SearchSpace,
     replicates: int,
     publish: bool,
-    engine: EngineName,
+    engine: str,
 ) -> PrivacyUtilityProblem:
     model, data, optimizer = training
     by = "" if engine == "auto" else f" by engine {engine}"

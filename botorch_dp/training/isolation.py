@@ -1,7 +1,7 @@
 """What is refused: models and losses that mix the records of a batch, or keep something of them.
 
 The engines call a model on one record at a time, so that no gradient can depend on two records (but
-for :mod:`.opacus_engine`, which calls it on whole batches, and is held against them).
+for :mod:`.engines.opacus`, which calls it on whole batches, and is held against them).
 Three things are left that could break this: vectorization rules that a model brings along
 (``torch.autograd.Function``), a state that a model keeps from one call to the next, and errors of
 ours. Besides, a model that mixes records could be trained on single ones, but would be tested and
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.training.engines import Batches, Engine, trainable
+from botorch_dp.training.engines.base import Batches, Engine, trainable
 from botorch_dp.training.networks import Loss
 from botorch_dp.training.plain_layers import is_constant
 from botorch_dp.training.randomness import Randomness, SeededRandomness, seeded_torch

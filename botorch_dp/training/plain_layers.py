@@ -19,9 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from botorch_dp.training.engines import has_hooks
-
 State = tuple[Tensor, ...]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something else happens when a module is called."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 class Embedding(nn.Embedding):

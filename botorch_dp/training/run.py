@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from botorch_dp._progress import ProgressBar
 from botorch_dp.privacy.runs import Run
-from botorch_dp.training.engines import (
+from botorch_dp.training.engines.base import (
     Batches,
     Engine,
     parameter_views,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from botorch_dp.training.engines import parameter_views
+from botorch_dp.training.engines.base import parameter_views
 from botorch_dp.training.plan import TrainingPlan
 
 #: Called with a list of parameters and ``lr=``: a class of ``torch.optim``, or a partial of one.

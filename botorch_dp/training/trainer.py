@@ -28,6 +28,7 @@ from botorch_dp.privacy.guarantee import warn_large_delta, warn_large_epsilon
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import warn_caller
 from botorch_dp.space import Real, SearchSpace
+from botorch_dp.training.engines import ENGINES
 from botorch_dp.training.networks import Loss, accuracy, takes_labels
 from botorch_dp.training.plan import (
     DELTA,
@@ -43,7 +44,7 @@ from botorch_dp.training.randomness import Randomness, SeededRandomness, SystemR
 from botorch_dp.training.records import TrainTest, parts
 from botorch_dp.training.run import TrainingRun
 from botorch_dp.training.step_rules import OptimizerFactory, ScheduleFactory, make_rule
-from botorch_dp.training.trainer_setup import EngineName, Metric, Setup
+from botorch_dp.training.trainer_setup import Metric, Setup
 from botorch_dp.training.untuned import SuggestedSettings, suggest_settings
 
 if TYPE_CHECKING:
@@ -171,13 +172,13 @@ class DPTrainer:
     Four engines compute the same sums. ``"fused"`` is for stacks of linear layers with elementwise
     activations and costs little more than plain SGD; all replicates are trained in one batched
     computation. ``"per_record"`` calls any other model on one record at a time, vectorized, so
-    that no gradient can depend on two records; see :mod:`.per_record`. ``"ghost"`` does, too, but
-    finds the norms without most of these gradients, in less time and, for large layers, in far less
-    memory; see :mod:`.ghost`. ``"opacus"`` takes the gradients from Opacus, which calls the model
-    on whole batches; see :mod:`.opacus_engine`. It is never chosen unless it is asked for, and its
-    guarantee says that the isolation of records was tried and not enforced. Models and losses that
-    mix the records of a batch are refused, and the engines are tried on random records at initial
-    and random weights, and at the final ones before a model is published; see :mod:`.isolation`.
+    that no gradient can depend on two records. ``"ghost"`` does, too, but finds the norms without
+    most of these gradients, in less time and, for large layers, in far less memory. ``"opacus"``
+    takes the gradients from Opacus, which calls the model on whole batches. It is never chosen
+    unless it is asked for, and its guarantee says that the isolation of records was tried and not
+    enforced. See :mod:`.engines`. Models and losses that mix the records of a batch are refused,
+    and the engines are tried on random records at initial and random weights, and at the final
+    ones before a model is published; see :mod:`.isolation`.
 
     The trainer keeps no model. Each call of :meth:`fit` makes one, a :class:`~.run.TrainingRun`
     owns its parameters while it is trained, and the result holds a model of its own.
@@ -251,11 +252,11 @@ class DPTrainer:
         clipping: Clipping = "flat",
         sampling: Sampling = "poisson",
         relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-        engine: EngineName = "auto",
+        engine: str = "auto",
         metric: Metric = accuracy,
         like: Any = None,
     ) -> None:
-        check_choice("engine", engine, get_args(EngineName))
+        check_choice("engine", engine, ("auto", *ENGINES))
         #: Whether the rule of ``untuned`` chooses how to step where settings leave it the choice.
         self._chooses = optimizer is None and schedule is None
         optimizer = "sgd" if optimizer is None else optimizer

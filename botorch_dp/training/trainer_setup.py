@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from botorch_dp._checks import check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.runs import Fingerprint, fingerprint
-from botorch_dp.training.engines import (
+from botorch_dp.training.engines import ENGINES, engine_class
+from botorch_dp.training.engines.base import (
     Batches,
     Engine,
     parameter_views,
     stack_parameters,
     trainable,
 )
+from botorch_dp.training.engines.per_record import PerRecordEngine
 from botorch_dp.training.evaluation import check_evaluation, right_in
-from botorch_dp.training.fused import FusedEngine, why_not_fused
-from botorch_dp.training.ghost import GhostEngine
 from botorch_dp.training.isolation import (
     agree,
     check_contributions,
@@ -31,7 +31,6 @@ from botorch_dp.training.isolation import (
     random_records,
 )
 from botorch_dp.training.networks import Loss, known_gradient
-from botorch_dp.training.per_record import PerRecordEngine
 from botorch_dp.training.plain_layers import in_training, without_token_errors
 from botorch_dp.training.plan import STABILITY, Clipping
 from botorch_dp.training.randomness import (
@@ -55,37 +54,16 @@ from botorch_dp.training.records import (
 )
 from botorch_dp.training.single_calls import values_decide_nothing
 
-EngineName = Literal["auto", "fused", "ghost", "per_record", "opacus"]
 Metric = Callable[[Tensor, Tensor], float]
 
 _NOTHING_KEPT = (
     "your model and loss treat every record on its own: they store nothing between calls, raise no "
     "error for a single record, and define no custom vmap rule that mixes records"
 )
-TRIED = (
-    "Opacus computed the gradients of single records on whole batches, and your model keeps the "
-    "records of a batch apart: this was tried on made-up records before and after training, but "
-    "not enforced"
-)
-_ENGINES: dict[str, type[Engine]] = {
-    "fused": FusedEngine,
-    "ghost": GhostEngine,
-    "per_record": PerRecordEngine,
-}
-
-
 FORM_IS_PUBLIC = (
     "the form of a record (names, shapes and types of its parts) was stated without looking at the "
     "records, and reading one of them from the data set depends on no other record"
 )
-
-
-def _kind_of(engine: str) -> type[Engine]:
-    if engine == "opacus":  # which takes seconds to import
-        from botorch_dp.training.opacus_engine import OpacusEngine
-
-        return OpacusEngine
-    return _ENGINES[engine]
 
 
 class Setup:
@@ -101,7 +79,7 @@ class Setup:
         loss: Loss,
         data: Any,
         *,
-        engine: EngineName,
+        engine: str,
         clipping: Clipping,
         metric: Metric,
         like: Any = None,
@@ -189,14 +167,14 @@ class Setup:
     @property
     def isolated_by_construction(self) -> bool:
         """Whether nothing of the caller's is called on records."""
-        return self.engine == "fused" and known_gradient(self.loss) is not None
+        return not engine_class(self.engine).calls_model and known_gradient(self.loss) is not None
 
     @property
     def conditions(self) -> tuple[str, ...]:
         """What rests on the caller, about the model, the loss and the records."""
         found = () if self.isolated_by_construction else (_NOTHING_KEPT,)
-        if self.engine == "opacus":
-            found = (*found, TRIED)
+        condition = engine_class(self.engine).condition
+        found = (*found, condition) if condition else found
         return found if self._datasets is None else (*found, FORM_IS_PUBLIC)
 
     def new_model(self, seed: int) -> nn.Module:
@@ -235,7 +213,7 @@ class Setup:
         *,
         precise: bool = False,
         clip: bool = True,
-        name: str | None = None,
+        kind: type[Engine] | None = None,
         records: Records | None = None,
     ) -> Engine:
         """The engine that reads these parameters.
@@ -246,13 +224,13 @@ class Setup:
             coins: Seeds for models that draw random numbers, one source for each replicate.
             precise: Whether to clip and add up in double precision.
             clip: Whether the clipping norm is finite.
-            name: Of another engine than the one that was chosen.
+            kind: Another engine than the one that was chosen.
             records: Others than the training records.
         """
         for model in models:
             in_training(model)
         records = self.records if records is None else records
-        return _kind_of(name or self.engine)(
+        return (kind or engine_class(self.engine))(
             models,
             parameters,
             records,
@@ -272,9 +250,11 @@ class Setup:
         check_contributions(
             model, self.form, maker, self.num_classes, random_weights=random_weights
         )
-        if self.engine == "opacus" and not self._agrees(model, "opacus", random_weights):
+        kind = engine_class(self.engine)
+        if kind.condition and not self._agrees(model, kind, random_weights):
             raise PrivacyError(
-                "The gradients that Opacus finds for this model are not those of single records."
+                f"The gradients that the {self.engine} engine finds for this model are not those "
+                "of single records."
             )
 
     def clipped_sum(self, model: nn.Module, indices: Tensor, clip_norm: float) -> list[Tensor]:
@@ -357,60 +337,34 @@ class Setup:
                 "as lambda outputs, targets: -float((outputs - targets).square().mean())."
             ) from error
 
-    def _choose_engine(self, engine: EngineName, model: nn.Module) -> str:
-        reason = why_not_fused(model, self.form.train_X)
-        if self._datasets is not None:
-            reason = "records of a data set are read one by one; pass tensors"
-        if engine == "fused" and reason is not None:
-            raise ValueError(
-                f"The fused engine cannot train this model: {reason}. Use engine='per_record'."
-            )
-        if engine in ("auto", "fused") and reason is None:
-            return "fused"
-        if engine == "per_record":
-            return "per_record"
-        if engine == "opacus":
-            self._check_opacus(model)
-            return "opacus"
-        if self._agrees(model, "ghost"):
-            return "ghost"
-        if engine == "ghost":
-            raise ValueError(
-                "The ghost engine cannot train this model: its layers change what comes in after "
-                "they have used it, use their weights in a way that it does not see, or multiply "
-                "by prod or cumprod. Use engine='per_record'."
-            )
-        return "per_record"
+    def _choose_engine(self, asked: str, model: nn.Module) -> str:
+        """The engine that was asked for, or the first of all that can train the model."""
+        made = random_records(self.form, 2, self.num_classes)
+        X, _, _ = made.take(torch.arange(2, device=self.device))
+        tried, reason = in_training(copy.deepcopy(model)), None
+        for name in ENGINES if asked == "auto" else (asked,):
+            kind = engine_class(name)
+            reason = kind.why_not(tried, X, one_by_one=self._datasets is not None)
+            if reason is None and kind.disagreement and not self._agrees(model, kind):
+                reason = kind.disagreement
+            if reason is None:
+                return name
+        raise ValueError(
+            f"The {asked} engine cannot train this model: {reason}. DPTrainer(..., engine='auto') "
+            "takes the model as it is."
+        )
 
-    def _agrees(self, model: nn.Module, engine: str, random_weights: bool = True) -> bool:
+    def _agrees(self, model: nn.Module, kind: type[Engine], random_weights: bool = True) -> bool:
         """Whether an engine's sums are those of the gradients of single records."""
-        makers = [partial(self._engine_of_one, name=name) for name in (engine, "per_record")]
+        makers = [partial(self._engine_of_one, kind=each) for each in (kind, PerRecordEngine)]
         return agree(
             model,
             self.form,
             makers,
             self.num_classes,
             random_weights=random_weights,
-            dropout=engine != "opacus",
+            dropout=not kind.condition,
         )
-
-    def _check_opacus(self, model: nn.Module) -> None:
-        from botorch_dp.training.opacus_engine import why_not_opacus
-
-        X, _, _ = random_records(self.form, 2, self.num_classes).take(
-            torch.arange(2, device=self.device)
-        )
-        reason = why_not_opacus(in_training(copy.deepcopy(model)), X)
-        if reason is None and not self._agrees(model, "opacus"):
-            reason = (
-                "on made-up records, its hooks fail or find other gradients than those of single "
-                "records"
-            )
-        if reason is not None:
-            raise ValueError(
-                f"Opacus cannot train this model: {reason}. DPTrainer(..., engine='auto') takes "
-                "the model as it is."
-            )
 
     def _engine_of_one(
         self, model: nn.Module, records: TrainingRecords, coins: Randomness, **how: Any

@@ -279,7 +279,7 @@ def test_a_model_whose_final_gradients_are_others_is_not_handed_out(
     rule = rules[nn.Linear]
     wrong = lambda *given: {key: rows.abs() for key, rows in rule(*given).items()}  # noqa: E731
     monkeypatch.setitem(rules, nn.Linear, wrong)
-    with pytest.raises(PrivacyError, match="Opacus finds"):
+    with pytest.raises(PrivacyError, match="opacus engine finds"):
         loop.engine.guarantee(loop.model)
     assert len(ledger.entries()) == 1
 

@@ -22,11 +22,11 @@ from botorch_dp.training import (
     cross_entropy_loss,
     multilayer_perceptron,
 )
-from botorch_dp.training.engines import Batches, Engine, stack_parameters
-from botorch_dp.training.fused import FusedEngine
-from botorch_dp.training.ghost import GhostEngine
-from botorch_dp.training.opacus_engine import OpacusEngine
-from botorch_dp.training.per_record import PerRecordEngine
+from botorch_dp.training.engines.base import Batches, Engine, stack_parameters
+from botorch_dp.training.engines.fused import FusedEngine
+from botorch_dp.training.engines.ghost import GhostEngine
+from botorch_dp.training.engines.opacus import OpacusEngine
+from botorch_dp.training.engines.per_record import PerRecordEngine
 from botorch_dp.training.records import Records, TrainingRecords
 
 #: Probability that a correct implementation fails a statistical test.

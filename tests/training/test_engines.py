@@ -22,8 +22,8 @@ from botorch_dp.training import (
     logistic_regression,
     multilayer_perceptron,
 )
-from botorch_dp.training.engines import Batches, stack_parameters
-from botorch_dp.training.fused import ELEMENTWISE
+from botorch_dp.training.engines.base import Batches, stack_parameters
+from botorch_dp.training.engines.fused import ELEMENTWISE
 from botorch_dp.training.networks import Loss
 from botorch_dp.training.records import TrainingRecords
 from tests.training.helpers import (

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from botorch_dp.training import DPTrainer, cross_entropy_loss
-from botorch_dp.training.engines import (
+from botorch_dp.training.engines.base import (
     clip_factors,
     parameter_views,
     stack_parameters,
     trainable,
 )
-from botorch_dp.training.fused import FusedEngine, why_not_fused
-from botorch_dp.training.per_record import PerRecordEngine
+from botorch_dp.training.engines.fused import FusedEngine
+from botorch_dp.training.engines.per_record import PerRecordEngine
 from tests.training.helpers import (
     INDICES,
     made,
@@ -63,18 +63,20 @@ def test_layers_of_one_output(bias: bool) -> None:
 def test_what_the_fused_engine_leaves_to_the_other(
     model: nn.Module, shape: tuple[int, ...], reason: str
 ) -> None:
-    assert reason in str(why_not_fused(model, torch.zeros(2, *shape)))
+    assert reason in str(FusedEngine.why_not(model, torch.zeros(2, *shape)))
 
 
 def test_shared_parameters_hooks_and_other_types_are_not_fused() -> None:
     X = torch.zeros(2, 7)
     layer = nn.Linear(7, 7)
-    assert "share" in str(why_not_fused(nn.Sequential(layer, nn.ReLU(), layer), X))
-    assert "type" in str(why_not_fused(nn.Linear(7, 3).double(), X))
-    assert "float16" in str(why_not_fused(nn.Linear(7, 3).half(), X.half()))
+    assert "share" in str(FusedEngine.why_not(nn.Sequential(layer, nn.ReLU(), layer), X))
+    assert "type" in str(FusedEngine.why_not(nn.Linear(7, 3).double(), X))
+    assert "float16" in str(FusedEngine.why_not(nn.Linear(7, 3).half(), X.half()))
     layer.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
-    assert "hook" in str(why_not_fused(nn.Sequential(layer), X))
-    assert why_not_fused(nn.Sequential(nn.Flatten(), nn.Linear(7, 3)), X.view(2, 7, 1)) is None
+    assert "hook" in str(FusedEngine.why_not(nn.Sequential(layer), X))
+    assert (
+        FusedEngine.why_not(nn.Sequential(nn.Flatten(), nn.Linear(7, 3)), X.view(2, 7, 1)) is None
+    )
     with pytest.raises(ValueError, match="Dropout"):
         DPTrainer(
             lambda: nn.Sequential(nn.Linear(7, 3), nn.Dropout(0.5)),

@@ -19,15 +19,14 @@ from torch import Tensor, nn
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
-    contributions,
     cross_entropy_loss,
-    per_record,
 )
-from botorch_dp.training.contributions import Products
-from botorch_dp.training.engines import Batches
-from botorch_dp.training.ghost import GhostEngine
+from botorch_dp.training.engines import contributions, per_record
+from botorch_dp.training.engines.base import Batches
+from botorch_dp.training.engines.contributions import Products
+from botorch_dp.training.engines.ghost import GhostEngine
+from botorch_dp.training.engines.per_record import PerRecordEngine
 from botorch_dp.training.networks import logistic_loss
-from botorch_dp.training.per_record import PerRecordEngine
 from botorch_dp.training.records import TrainingRecords
 from tests.training.helpers import (
     SETTINGS,
@@ -352,7 +351,7 @@ def test_wrong_norms_are_noticed(broken: str, monkeypatch: pytest.MonkeyPatch) -
     }
     monkeypatch.setattr(contributions.Products, "norms", mistakes[broken])
     assert DPTrainer(factory, cross_entropy_loss, data).engine == "per_record"
-    with pytest.raises(ValueError, match=r"ghost engine cannot.*engine='per_record'"):
+    with pytest.raises(ValueError, match=r"ghost engine cannot.*engine='auto'"):
         DPTrainer(factory, cross_entropy_loss, data, engine="ghost")
 
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss
-from botorch_dp.training.engines import Batches
-from botorch_dp.training.fused import FusedEngine
+from botorch_dp.training.engines.base import Batches
+from botorch_dp.training.engines.fused import FusedEngine
+from botorch_dp.training.engines.per_record import PerRecordEngine
 from botorch_dp.training.isolation import examine
-from botorch_dp.training.per_record import PerRecordEngine
 from tests.training.helpers import (
     ENGINES,
     FLOAT_DATA,

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from botorch_dp.training import DPTrainer, contributions, cross_entropy_loss
-from botorch_dp.training.contributions import Gradients
-from botorch_dp.training.per_record import PerRecordEngine
+from botorch_dp.training import DPTrainer, cross_entropy_loss
+from botorch_dp.training.engines import contributions
+from botorch_dp.training.engines.contributions import Gradients
+from botorch_dp.training.engines.per_record import PerRecordEngine
 from botorch_dp.training.randomness import SeededRandomness
 from tests.training.helpers import (
     FLOAT_DATA,
@@ -58,7 +59,7 @@ def test_large_batches_are_processed_in_parts(monkeypatch: pytest.MonkeyPatch) -
     trainer = DPTrainer(lambda: model, cross_entropy_loss, make_data(), engine="per_record")
     whole = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
     size = sum(p.numel() for p in model.parameters())
-    monkeypatch.setattr("botorch_dp.training.per_record.MAX_GRADIENT_NUMBERS", 3 * size)
+    monkeypatch.setattr("botorch_dp.training.engines.per_record.MAX_GRADIENT_NUMBERS", 3 * size)
     parts = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
     torch.testing.assert_close(whole, parts, rtol=1e-12, atol=1e-14)
 

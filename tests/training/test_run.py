@@ -22,7 +22,7 @@ from botorch_dp.training import (
     cross_entropy_loss,
     multilayer_perceptron,
 )
-from botorch_dp.training.engines import Batches, ClippedSums, Engine
+from botorch_dp.training.engines.base import Batches, ClippedSums, Engine
 from botorch_dp.training.run import TrainingRun
 from botorch_dp.training.step_rules import StepRule
 from tests.training.helpers import (

@@ -20,7 +20,7 @@ from botorch_dp.training import (
     logistic_loss,
     logistic_regression,
 )
-from botorch_dp.training.engines import clip_factors
+from botorch_dp.training.engines.base import clip_factors
 from botorch_dp.training.step_rules import ScaleFree, make_rule
 from tests.training.helpers import (
     FLOAT_DATA,

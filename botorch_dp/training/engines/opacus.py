@@ -3,7 +3,7 @@
 Opacus calls a model on a whole batch, and finds each record's gradient from what enters and leaves
 the layers, by a rule for each kind of layer. What one record does to the others in the batch
 escapes these rules, so records are apart only as far as the model keeps them apart: that is tried
-on made-up records at the start and before a model is published (:mod:`.isolation`), and not
+on made-up records at the start and before a model is published (:mod:`..isolation`), and not
 enforced, as it is by the engines that call a model on one record at a time. Clipping and the sum
 are ours: in double precision where the result is published, and a gradient that is not finite
 counts as zero.
@@ -22,8 +22,8 @@ from opacus.layers import DPGRU, DPLSTM, DPRNN
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from botorch_dp.training.contributions import Contribution, Gradients
-from botorch_dp.training.per_record import PerRecordEngine
+from botorch_dp.training.engines.contributions import Contribution, Gradients
+from botorch_dp.training.engines.per_record import PerRecordEngine
 from botorch_dp.training.plain_layers import (
     Embedding,
     with_constant_normalization,
@@ -35,8 +35,40 @@ from botorch_dp.training.records import Inputs, call
 class OpacusEngine(PerRecordEngine):
     """Sums of clipped gradients, which ``opacus.GradSampleModule`` computes.
 
-    Arguments as for :class:`.engines.Engine`.
+    Arguments as for :class:`.base.Engine`.
     """
+
+    disagreement = (
+        "on made-up records, its hooks fail or find other gradients than those of single records"
+    )
+    condition = (
+        "Opacus computed the gradients of single records on whole batches, and your model keeps "
+        "the records of a batch apart: this was tried on made-up records before and after "
+        "training, but not enforced"
+    )
+
+    @classmethod
+    def why_not(cls, model: nn.Module, X: Inputs, *, one_by_one: bool = False) -> str | None:
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.RNNBase) and any(p.requires_grad for p in layer.parameters()):
+                kind = type(layer).__name__
+                return (
+                    f"{name or 'it'} is an nn.{kind}, whose steps its hooks do not see (replace it "
+                    f"by opacus.layers.DP{kind})"
+                )
+            if getattr(layer, "padding_mode", "zeros") != "zeros":
+                return (
+                    f"{name} pads in mode {layer.padding_mode!r}, and Opacus's rule for "
+                    "convolutions pads with zeros"
+                )
+            padded = (
+                isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.padding_idx is not None
+            )
+            if padded and layer.weight.requires_grad:
+                return f"{name} has a padding_idx, whose row Opacus trains like any other"
+            if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
+                return f"{name} changes its table or its gradients by what is in a batch"
+        return _Uses(model).found(X)
 
     def _prepared(self, model: nn.Module) -> nn.Module:
         return with_hooks(model, loss_reduction="sum")
@@ -95,33 +127,6 @@ def _of_table(layer: nn.Embedding, inputs: list[Tensor], slopes: Tensor) -> dict
 
 def _poisoned(rows: Tensor, lost: Tensor) -> Tensor:
     return rows + torch.where(lost, torch.nan, 0.0).to(rows.dtype).view(-1, *[1] * (rows.dim() - 1))
-
-
-def why_not_opacus(model: nn.Module, X: Inputs) -> str | None:
-    """Why the gradients that Opacus finds for a model would be wrong, as far as is known.
-
-    Args:
-        model: A model in training mode.
-        X: A few made-up records; the model is called on them.
-    """
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.RNNBase) and any(p.requires_grad for p in layer.parameters()):
-            kind = type(layer).__name__
-            return (
-                f"{name or 'it'} is an nn.{kind}, whose steps its hooks do not see (replace it by "
-                f"opacus.layers.DP{kind})"
-            )
-        if getattr(layer, "padding_mode", "zeros") != "zeros":
-            return (
-                f"{name} pads in mode {layer.padding_mode!r}, and Opacus's rule for convolutions "
-                "pads with zeros"
-            )
-        padded = isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.padding_idx is not None
-        if padded and layer.weight.requires_grad:
-            return f"{name} has a padding_idx, whose row Opacus trains like any other"
-        if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
-            return f"{name} changes its table or its gradients by what is in a batch"
-    return _Uses(model).found(X)
 
 
 class _Uses(TorchFunctionMode):

@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from botorch_dp.training.engines import (
+from botorch_dp.training.engines.base import (
     Batches,
     ClippedSums,
     Engine,
     clip_factors,
-    has_hooks,
     parameter_views,
     trainable,
 )
 from botorch_dp.training.networks import Loss
+from botorch_dp.training.plain_layers import has_hooks
 from botorch_dp.training.records import Inputs, TrainingRecords, lengths
 
 #: Activations that act on each number alone and have no parameters.
@@ -53,38 +53,6 @@ ELEMENTWISE = (
     nn.Softsign,
     nn.Tanh,
 )
-
-
-def why_not_fused(model: nn.Module, X: Inputs) -> str | None:
-    """Why this engine cannot train the model, or None if it can.
-
-    Args:
-        model: The model.
-        X: Inputs, ``n x ...``; only shape and type are looked at.
-    """
-    if isinstance(X, dict):
-        return "its inputs are several tensors"
-    layers = _flat_layers(model)
-    if layers and type(layers[0]) is nn.Flatten:
-        if (layers[0].start_dim, layers[0].end_dim) != (1, -1):
-            return "it flattens other dimensions than those of one record"
-        layers = layers[1:]
-    elif X.dim() != 2:
-        return f"inputs of shape {tuple(X.shape)} need nn.Flatten() as the first layer"
-    for layer in layers:
-        if type(layer) is not nn.Linear and type(layer) not in ELEMENTWISE:
-            return f"{type(layer).__name__} is neither a linear layer nor an elementwise activation"
-        if has_hooks(layer) or "forward" in vars(layer):
-            return f"a hook is registered on {type(layer).__name__}"
-    linear = [layer for layer in layers if type(layer) is nn.Linear]
-    tensors = [parameter for layer in linear for parameter in layer.parameters()]
-    if len({id(tensor) for tensor in tensors}) < len(tensors):
-        return "two layers share a parameter"
-    if any(tensor.dtype != X.dtype for tensor in tensors):
-        return f"its parameters are not of the inputs' type, {X.dtype}"
-    if X.dtype not in (torch.float32, torch.float64):
-        return f"inputs of type {X.dtype} are neither float32 nor float64"
-    return None
 
 
 @dataclass(frozen=True)
@@ -132,8 +100,39 @@ class _Linear:
 class FusedEngine(Engine):
     """Sums of clipped gradients of many replicates of a stack of linear layers.
 
-    Arguments as for :class:`.engines.Engine`.
+    Arguments as for :class:`.base.Engine`.
     """
+
+    calls_model = False
+
+    @classmethod
+    def why_not(cls, model: nn.Module, X: Inputs, *, one_by_one: bool = False) -> str | None:
+        if one_by_one:
+            return "records of a data set are read one by one; pass tensors"
+        if isinstance(X, dict):
+            return "its inputs are several tensors"
+        layers = _flat_layers(model)
+        if layers and type(layers[0]) is nn.Flatten:
+            if (layers[0].start_dim, layers[0].end_dim) != (1, -1):
+                return "it flattens other dimensions than those of one record"
+            layers = layers[1:]
+        elif X.dim() != 2:
+            return f"inputs of shape {tuple(X.shape)} need nn.Flatten() as the first layer"
+        for layer in layers:
+            kind = type(layer).__name__
+            if type(layer) is not nn.Linear and type(layer) not in ELEMENTWISE:
+                return f"{kind} is neither a linear layer nor an elementwise activation"
+            if has_hooks(layer) or "forward" in vars(layer):
+                return f"a hook is registered on {kind}"
+        linear = [layer for layer in layers if type(layer) is nn.Linear]
+        tensors = [parameter for layer in linear for parameter in layer.parameters()]
+        if len({id(tensor) for tensor in tensors}) < len(tensors):
+            return "two layers share a parameter"
+        if any(tensor.dtype != X.dtype for tensor in tensors):
+            return f"its parameters are not of the inputs' type, {X.dtype}"
+        if X.dtype not in (torch.float32, torch.float64):
+            return f"inputs of type {X.dtype} are neither float32 nor float64"
+        return None
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from botorch_dp.training.engines import clip_factors
+from botorch_dp.training.engines.base import clip_factors
 from botorch_dp.training.records import CONVERTED, lengths
 
 #: Gradients of single records with at most so many numbers are treated together.
@@ -144,7 +144,7 @@ def add_clipped(
         totals: Where it is added to, one tensor for each parameter.
         counts: Which records count, ``m``.
         clip_norm: The largest norm of a record's gradient.
-        stability: As for :func:`.engines.clip_factors`.
+        stability: As for :func:`.base.clip_factors`.
 
     Returns:
         How many of the records that count have a finite gradient.

@@ -5,7 +5,7 @@ that record alone. Here that is so by construction: a model is called on one rec
 batch of one, and :func:`torch.func.vmap` makes the many calls one computation. Whatever a model
 does with its batch (a mean over it, a recurrence along the wrong dimension), there is no other
 record in it. What a model does to its buffers is forgotten. What construction cannot exclude,
-:mod:`.isolation` tries.
+:mod:`..isolation` tries.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from botorch_dp.training.contributions import Contribution, Gradients, add_clipped
-from botorch_dp.training.engines import Batches, ClippedSums, Engine, parameter_views
+from botorch_dp.training.engines.base import Batches, ClippedSums, Engine, parameter_views
+from botorch_dp.training.engines.contributions import Contribution, Gradients, add_clipped
 from botorch_dp.training.networks import Loss
 from botorch_dp.training.plain_layers import with_plain_layers
 from botorch_dp.training.randomness import seeded_torch
@@ -43,7 +43,7 @@ def numbers_of_gradient(parameter: Tensor) -> int:
 class PerRecordEngine(Engine):
     """Sums of clipped gradients of single records, for any model that takes a batch of one.
 
-    Replicates are trained one after the other. Arguments as for :class:`.engines.Engine`.
+    Replicates are trained one after the other. Arguments as for :class:`.base.Engine`.
     """
 
     def __init__(

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from botorch_dp.training.networks import Loss, OutputGradient
 from botorch_dp.training.randomness import Randomness
-from botorch_dp.training.records import Records
+from botorch_dp.training.records import Inputs, Records
 
 
 class Batches(NamedTuple):
@@ -55,6 +55,15 @@ class Engine(ABC):
             in training; None if it does not.
     """
 
+    #: Whether the model is called at all; an engine that does not computes its layers itself.
+    calls_model: ClassVar[bool] = True
+    #: Why the sums were other ones than those of ``per_record``, with which they are compared on
+    #: synthetic records before the engine is chosen. Empty if there is nothing to compare.
+    disagreement: ClassVar[str] = ""
+    #: What an engine that calls the model on whole batches adds to the conditions of a guarantee.
+    #: Its sums are compared again at the final weights.
+    condition: ClassVar[str] = ""
+
     def __init__(
         self,
         models: Sequence[nn.Module],
@@ -71,6 +80,17 @@ class Engine(ABC):
         self._precise, self._stability, self._forward_seeds = precise, stability, forward_seeds
         self._type = torch.float64 if precise else parameters.dtype
         self._sums = torch.empty_like(parameters, dtype=self._type)
+
+    @classmethod
+    def why_not(cls, model: nn.Module, X: Inputs, *, one_by_one: bool = False) -> str | None:
+        """Why the engine cannot train a model, or None as far as is known.
+
+        Args:
+            model: A copy in training mode.
+            X: Synthetic inputs in the form of the records.
+            one_by_one: Whether records are read one by one from a data set.
+        """
+        return None
 
     @abstractmethod
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
@@ -118,13 +138,3 @@ def clip_factors(norms: Tensor, clip_norm: float, stability: float = 0.0) -> Ten
         factors = norms.reciprocal().mul_(clip_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
     # A subnormal factor has lost its digits and could exceed the quotient that it stands for.
     return torch.threshold_(factors, torch.finfo(factors.dtype).tiny, 0.0)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether something else happens when a module is called."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )

@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from botorch_dp.training.contributions import Contribution, Gradients, Products, Rows
+from botorch_dp.training.engines.contributions import Contribution, Gradients, Products, Rows
+from botorch_dp.training.engines.per_record import PerRecordEngine, numbers_of_gradient
 from botorch_dp.training.networks import steps_back
-from botorch_dp.training.per_record import PerRecordEngine, numbers_of_gradient
 from botorch_dp.training.plain_layers import State, recur
 from botorch_dp.training.randomness import seeded_torch
 from botorch_dp.training.records import Inputs
@@ -214,10 +214,15 @@ class _Use(NamedTuple):
 class GhostEngine(PerRecordEngine):
     """Sums of clipped gradients without the gradients of single records, where layers allow it.
 
-    Arguments as for :class:`.engines.Engine`. For published sums, the gradients of
+    Arguments as for :class:`.base.Engine`. For published sums, the gradients of
     layers that are applied at several places are formed: what places that cancel leave is lost in
     the rounding of products, in a norm as in a sum.
     """
+
+    disagreement = (
+        "its layers change what comes in after they have used it, use their weights in a way that "
+        "it does not see, or multiply by prod or cumprod"
+    )
 
     #: What the model calls, and the parameters that are followed there, from the first batch on.
     _calls: Sequence[_Call] | None = None
