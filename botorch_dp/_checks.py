@@ -13,6 +13,8 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
 #: The most that a number alone may ask for; what the caller holds in memory may be larger.
 LARGEST_BYTES = 2**33
 LARGEST_COUNT = 10**9
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside this package that called into it."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("botorch_dp."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from botorch_dp._checks import (
     check_interval,
     check_positive,
     check_tensor,
+    warn_caller,
 )
 from botorch_dp.privacy import (
     BudgetExhausted,
@@ -50,7 +51,6 @@ from botorch_dp.scores import (
     grid_levels,
     known_num_records,
     per_record_scores,
-    warn_caller,
     warn_of_narrow_bounds,
 )
 

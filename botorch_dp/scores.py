@@ -12,7 +12,6 @@ each, and attained. All are counted in whole units, so that no rounding moves th
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
@@ -27,6 +26,7 @@ from botorch_dp._checks import (
     check_integer,
     did_you_mean,
     needs_extra,
+    warn_caller,
 )
 from botorch_dp._files import pack
 from botorch_dp.errors import PrivacyError
@@ -148,14 +148,6 @@ def column(values: Any) -> NDArray[Any]:
     for index, value in enumerate(values):
         array[index] = value
     return array
-
-
-def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line outside this package that called into it."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("botorch_dp."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
 
 
 def grid_levels(num_records: int) -> float:

@@ -17,11 +17,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from botorch_dp._checks import needs_extra
+from botorch_dp._checks import needs_extra, warn_caller
 from botorch_dp.privacy import PrivacyLedger, Receipt, Release
 from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.ledger import check_payment, release_through
-from botorch_dp.scores import warn_caller
 from botorch_dp.training import (
     DPTrainer,
     TrainingPlan,

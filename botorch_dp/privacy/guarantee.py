@@ -11,9 +11,7 @@ form in which :mod:`.pld.composition` puts losses together.
 
 from __future__ import annotations
 
-import inspect
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +28,7 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
+    warn_caller,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.pld.composition import (
@@ -797,7 +796,7 @@ def warn_large_delta(delta: float, num_records: int | None) -> None:
     """
     if num_records is None or delta * check_integer("num_records", num_records) < 1:
         return
-    _warn_caller(
+    warn_caller(
         f"`delta` = {rounded_up(delta)} is not below 1 / {num_records:,}: publishing whole records "
         "with that probability would keep the same promise. Choose a delta far below it."
     )
@@ -808,18 +807,11 @@ def warn_large_epsilon(epsilon: float) -> None:
     """Warn, once for each value, that a stated ``epsilon`` above 10 promises next to nothing."""
     if epsilon > _LARGE_EPSILON:
         times = rounded_up(math.exp(epsilon), 2) if epsilon < 700 else "more than 1e300"
-        _warn_caller(
+        warn_caller(
             f"`epsilon` = {rounded_up(epsilon)} promises next to nothing: a conclusion may be "
             f"{times} times as likely with a record as without it. From 1 to 3 is a promise worth "
             f"making; above {_LARGE_EPSILON} none is left."
         )
-
-
-def _warn_caller(message: str) -> None:
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("botorch_dp."):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
 
 
 @dataclass(frozen=True, eq=False)

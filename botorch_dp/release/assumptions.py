@@ -29,11 +29,10 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from botorch_dp._checks import check_delta, check_finite
+from botorch_dp._checks import check_delta, check_finite, warn_caller
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
 from botorch_dp.privacy.ledger import check_payment, release_through
 from botorch_dp.privacy.mechanisms import SelectionMethod
-from botorch_dp.scores import warn_caller
 
 VALIDATION_RECORD = PrivacyUnit("one record of the validation set")
 

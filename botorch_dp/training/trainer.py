@@ -20,13 +20,13 @@ from botorch_dp._checks import (
     check_path,
     check_positive,
     did_you_mean,
+    warn_caller,
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, Receipt, Release
 from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.guarantee import warn_large_delta, warn_large_epsilon
 from botorch_dp.privacy.runs import Run
-from botorch_dp.scores import warn_caller
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training.engines import ENGINES
 from botorch_dp.training.networks import Loss, accuracy, takes_labels

@@ -23,6 +23,7 @@ from botorch_dp._checks import (
     check_integer,
     check_interval,
     check_positive,
+    warn_caller,
 )
 from botorch_dp._progress import ProgressBar
 from botorch_dp.objectives import (
@@ -48,7 +49,6 @@ from botorch_dp.scores import (
     OWN_RECORD_ONLY,
     Statistic,
     known_num_records,
-    warn_caller,
     warn_of_narrow_bounds,
 )
 from botorch_dp.space import Config, SearchSpace
