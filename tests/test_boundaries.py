@@ -35,7 +35,7 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 from botorch_dp.privacy.budget import ALLOWANCE
-from botorch_dp.privacy.guarantee import (
+from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedBatchSGDLoss,
     GaussianLoss,

@@ -20,7 +20,7 @@ from botorch_dp.privacy import (
     PrivacyUnit,
     laplace_mechanism,
 )
-from botorch_dp.privacy.guarantee import PureLoss
+from botorch_dp.privacy.losses import PureLoss
 from tests.pareto import toy
 
 POINTS = [(2.0, [0.5, 0.6]), (1.0, [0.8, 0.9]), (4.0, [0.2, 0.4]), (3.0, [0.6, 0.9])]

@@ -133,7 +133,7 @@ MUTANTS = [
         ("return _cut(value, digits, ROUND_FLOOR)", 'return _cut(value, digits, "ROUND_HALF_UP")'),
     ),
     *_mutants(
-        "privacy/guarantee.py",
+        "privacy/losses.py",
         f"{BOUNDARIES} privacy/test_losses.py",
         (
             "return 2.0 if self is NeighboringRelation.REPLACE_ONE else 1.0",

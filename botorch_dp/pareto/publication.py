@@ -18,7 +18,8 @@ from botorch_dp.privacy import (
     PureLoss,
     compose,
 )
-from botorch_dp.privacy.guarantee import DEFAULT_DELTA, PrivacyLoss
+from botorch_dp.privacy.guarantee import DEFAULT_DELTA
+from botorch_dp.privacy.losses import PrivacyLoss
 from botorch_dp.privacy.rounding import rounded_up
 
 TestOrTraining = Literal["training", "test"]

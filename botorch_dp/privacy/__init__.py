@@ -9,18 +9,15 @@ from botorch_dp.privacy.accounting import (
 )
 from botorch_dp.privacy.audit import AuditReport, audit_epsilon
 from botorch_dp.privacy.budget import PrivacyBudget
-from botorch_dp.privacy.guarantee import (
+from botorch_dp.privacy.guarantee import Guarantee, PrivacyUnit, Release, compose
+from botorch_dp.privacy.ledger import PrivacyLedger
+from botorch_dp.privacy.losses import (
     ApproximateLoss,
     GaussianLoss,
-    Guarantee,
     LaplaceLoss,
     NeighboringRelation,
-    PrivacyUnit,
     PureLoss,
-    Release,
-    compose,
 )
-from botorch_dp.privacy.ledger import PrivacyLedger
 from botorch_dp.privacy.mechanisms import (
     exponential_guarantee,
     exponential_mechanism,

@@ -39,12 +39,8 @@ from botorch_dp._checks import (
     check_positive,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy.guarantee import (
-    FixedBatchSGDLoss,
-    NeighboringRelation,
-    PoissonSGDLoss,
-    warn_large_delta,
-)
+from botorch_dp.privacy.guarantee import warn_large_delta
+from botorch_dp.privacy.losses import FixedBatchSGDLoss, NeighboringRelation, PoissonSGDLoss
 from botorch_dp.privacy.pld.composition import LARGEST_MU, composed_epsilon
 from botorch_dp.privacy.pld.distributions import SampledKind, sampled_gaussian
 from botorch_dp.privacy.pld.fourier import FAST, Sums

@@ -28,7 +28,8 @@ from functools import lru_cache
 
 from botorch_dp._checks import check_delta, check_finite, check_positive
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy.guarantee import Cost, GaussianLoss, Guarantee, warn_large_epsilon
+from botorch_dp.privacy.guarantee import Guarantee, warn_large_epsilon
+from botorch_dp.privacy.losses import Cost, GaussianLoss
 from botorch_dp.privacy.pld.gaussian import gaussian_epsilon, gaussian_mu
 from botorch_dp.privacy.pld.renyi import renyi_budget, renyi_epsilon
 from botorch_dp.privacy.rounding import exactly, float_above, float_below, sqrt_above, sqrt_below

@@ -41,11 +41,11 @@ from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
 from scipy.special import ndtr
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy.guarantee import (
+from botorch_dp.privacy.guarantee import Guarantee
+from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedBatchSGDLoss,
     GaussianLoss,
-    Guarantee,
     LaplaceLoss,
     NeighboringRelation,
     PoissonSGDLoss,

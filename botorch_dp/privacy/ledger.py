@@ -32,14 +32,8 @@ from botorch_dp._checks import check_callable, check_integer, check_path
 from botorch_dp._files import MEMORY, FileKind, StateFile, now
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy.budget import Compartments, PrivacyBudget, Totals, stated_cost
-from botorch_dp.privacy.guarantee import (
-    ApproximateLoss,
-    Cost,
-    Guarantee,
-    NeighboringRelation,
-    PrivacyUnit,
-    PureLoss,
-)
+from botorch_dp.privacy.guarantee import Guarantee, PrivacyUnit
+from botorch_dp.privacy.losses import ApproximateLoss, Cost, NeighboringRelation, PureLoss
 from botorch_dp.privacy.pld.gaussian import pure_dp_epsilon
 from botorch_dp.privacy.rounding import (
     exactly,

@@ -43,18 +43,9 @@ from botorch_dp._checks import (
     check_positive,
     check_tensor,
 )
-from botorch_dp.privacy.guarantee import (
-    ONE_RECORD,
-    GaussianLoss,
-    Guarantee,
-    LaplaceLoss,
-    PrivacyLoss,
-    PrivacyUnit,
-    PureLoss,
-    Release,
-    check_unit,
-)
+from botorch_dp.privacy.guarantee import ONE_RECORD, Guarantee, PrivacyUnit, Release, check_unit
 from botorch_dp.privacy.ledger import PrivacyLedger, check_payment, release_through
+from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PrivacyLoss, PureLoss
 from botorch_dp.privacy.pld.gaussian import gaussian_mu
 
 #: How an index is drawn; see :func:`exponential_mechanism`.

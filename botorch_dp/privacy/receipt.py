@@ -45,15 +45,9 @@ from botorch_dp.privacy.events import (
     leaves,
     recomputed,
 )
-from botorch_dp.privacy.guarantee import (
-    Cost,
-    Guarantee,
-    NeighboringRelation,
-    Release,
-    SampledSGDLoss,
-    SelectionLoss,
-)
+from botorch_dp.privacy.guarantee import Guarantee, Release
 from botorch_dp.privacy.ledger import LedgerSnapshot, PrivacyLedger
+from botorch_dp.privacy.losses import Cost, NeighboringRelation, SampledSGDLoss, SelectionLoss
 from botorch_dp.privacy.pld.gaussian import gaussian_mu, pure_dp_mu
 from botorch_dp.privacy.rounding import rounded_down, rounded_up
 from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber

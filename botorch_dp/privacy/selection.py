@@ -55,7 +55,7 @@ from botorch_dp._checks import (
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.accounting import Sampling, checked_relation, sampled_kind
-from botorch_dp.privacy.guarantee import NeighboringRelation, PrivacyLoss
+from botorch_dp.privacy.losses import NeighboringRelation, PrivacyLoss
 from botorch_dp.privacy.pld.composition import composed_deltas, composed_epsilon
 from botorch_dp.privacy.pld.distributions import sampled_gaussian
 from botorch_dp.privacy.pld.fourier import FAST, Sums

@@ -35,7 +35,8 @@ from botorch_dp.privacy import (
     laplace_guarantee,
     laplace_mechanism,
 )
-from botorch_dp.privacy.guarantee import PrivacyLoss, check_unit, warn_large_delta
+from botorch_dp.privacy.guarantee import check_unit, warn_large_delta
+from botorch_dp.privacy.losses import PrivacyLoss
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
     UtilityBound,

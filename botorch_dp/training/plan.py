@@ -32,7 +32,7 @@ from botorch_dp.privacy import (
     dp_sgd_noise_multiplier,
 )
 from botorch_dp.privacy.accounting import Sampling
-from botorch_dp.privacy.guarantee import PrivacyLoss
+from botorch_dp.privacy.losses import PrivacyLoss
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.training.randomness import Randomness
 

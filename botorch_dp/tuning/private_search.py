@@ -42,8 +42,9 @@ from botorch_dp.privacy import (
     Release,
     gaussian_mu,
 )
-from botorch_dp.privacy.guarantee import ONE_RECORD, PrivacyLoss, check_unit, warn_large_delta
+from botorch_dp.privacy.guarantee import ONE_RECORD, check_unit, warn_large_delta
 from botorch_dp.privacy.ledger import LedgerSnapshot, charged_nowhere, check_payment
+from botorch_dp.privacy.losses import PrivacyLoss
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import (
     OWN_RECORD_ONLY,

@@ -43,8 +43,9 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 from botorch_dp.privacy.digests import digest_if_any
-from botorch_dp.privacy.guarantee import SelectionLoss, warn_large_delta
+from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.privacy.ledger import LedgerSnapshot, charged_nowhere, check_payment
+from botorch_dp.privacy.losses import SelectionLoss
 from botorch_dp.privacy.receipt import Origin
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.privacy.runs import Run

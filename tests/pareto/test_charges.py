@@ -33,7 +33,7 @@ from botorch_dp.privacy import (
     gaussian_epsilon,
     gaussian_guarantee,
 )
-from botorch_dp.privacy.guarantee import PoissonSGDLoss
+from botorch_dp.privacy.losses import PoissonSGDLoss
 from botorch_dp.space import Config, Real, SearchSpace
 from tests.one_draw import OneDraw
 from tests.pareto import toy

@@ -12,7 +12,7 @@ from botorch_dp.pareto import DPareto, Objective, ParetoFront, Trial
 from botorch_dp.pareto.front import dominated_volume, non_dominated
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.privacy import Guarantee, PrivacyUnit
-from botorch_dp.privacy.guarantee import PureLoss
+from botorch_dp.privacy.losses import PureLoss
 from tests.pareto import toy
 
 GUARANTEE = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),))

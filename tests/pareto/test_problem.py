@@ -19,7 +19,7 @@ from botorch_dp.pareto import (
 )
 from botorch_dp.pareto.problem import InvalidEpsilonError, InvalidUtilityError, Measurement
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyBudget, PrivacyUnit
-from botorch_dp.privacy.guarantee import ApproximateLoss, GaussianLoss, PureLoss
+from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss
 from botorch_dp.report import study_report
 from tests.pareto import toy
 

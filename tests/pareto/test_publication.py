@@ -23,7 +23,7 @@ from botorch_dp.privacy import (
     gaussian_epsilon,
     gaussian_guarantee,
 )
-from botorch_dp.privacy.guarantee import FixedBatchSGDLoss, PoissonSGDLoss
+from botorch_dp.privacy.losses import FixedBatchSGDLoss, PoissonSGDLoss
 from tests.pareto import toy
 
 

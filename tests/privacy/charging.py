@@ -13,11 +13,7 @@ from botorch_dp.privacy import (
     PrivacyLedger,
     PrivacyUnit,
 )
-from botorch_dp.privacy.guarantee import (
-    GaussianLoss,
-    PrivacyLoss,
-    PureLoss,
-)
+from botorch_dp.privacy.losses import GaussianLoss, PrivacyLoss, PureLoss
 from botorch_dp.privacy.rounding import float_above, sqrt_above
 
 REPLACE = NeighboringRelation.REPLACE_ONE

@@ -18,7 +18,7 @@ from botorch_dp.privacy.accounting import (
     dp_sgd_epsilons,
     dp_sgd_noise_multiplier,
 )
-from botorch_dp.privacy.guarantee import FixedBatchSGDLoss, NeighboringRelation, PoissonSGDLoss
+from botorch_dp.privacy.losses import FixedBatchSGDLoss, NeighboringRelation, PoissonSGDLoss
 from botorch_dp.privacy.pld.gaussian import gaussian_delta, gaussian_epsilon
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -16,7 +16,8 @@ from benchmarks import audit as audit_cases
 from benchmarks.audit import CASES, CONFIDENCE
 from botorch_dp.privacy import PrivacyUnit
 from botorch_dp.privacy.audit import _lowest_bit, audit_epsilon
-from botorch_dp.privacy.guarantee import GaussianLoss, Guarantee, PureLoss
+from botorch_dp.privacy.guarantee import Guarantee
+from botorch_dp.privacy.losses import GaussianLoss, PureLoss
 from botorch_dp.privacy.mechanisms import gaussian_mechanism, laplace_mechanism
 from botorch_dp.privacy.rounding import rounded_down
 

@@ -14,7 +14,7 @@ from scipy.stats import binom, laplace
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.accounting import dp_sgd_epsilon
-from botorch_dp.privacy.guarantee import (
+from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedBatchSGDLoss,
     GaussianLoss,

@@ -26,7 +26,8 @@ from botorch_dp.privacy import (
     compose,
     gaussian_guarantee,
 )
-from botorch_dp.privacy.guarantee import (
+from botorch_dp.privacy.guarantee import check_unit
+from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedBatchSGDLoss,
     GaussianLoss,
@@ -34,7 +35,6 @@ from botorch_dp.privacy.guarantee import (
     PoissonSGDLoss,
     PrivacyLoss,
     PureLoss,
-    check_unit,
 )
 from botorch_dp.privacy.pld.gaussian import gaussian_epsilon
 

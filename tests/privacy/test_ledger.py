@@ -23,7 +23,7 @@ from botorch_dp.privacy import (
     gaussian_mechanism,
     laplace_mechanism,
 )
-from botorch_dp.privacy.guarantee import (
+from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedBatchSGDLoss,
     GaussianLoss,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy.guarantee import (
+from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedBatchSGDLoss,
     GaussianLoss,

@@ -19,7 +19,7 @@ from botorch_dp.privacy import (
     PrivacyUnit,
     mechanisms,
 )
-from botorch_dp.privacy.guarantee import GaussianLoss, LaplaceLoss, NeighboringRelation, PureLoss
+from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, NeighboringRelation, PureLoss
 from botorch_dp.privacy.mechanisms import (
     exponential_guarantee,
     exponential_mechanism,

@@ -23,13 +23,8 @@ from botorch_dp.privacy import (
     gaussian_mu,
     laplace_mechanism,
 )
-from botorch_dp.privacy.guarantee import (
-    ApproximateLoss,
-    GaussianLoss,
-    PrivacyLoss,
-    PureLoss,
-    warn_large_delta,
-)
+from botorch_dp.privacy.guarantee import warn_large_delta
+from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PrivacyLoss, PureLoss
 from botorch_dp.privacy.rounding import rounded_down, rounded_up
 
 NUMBER = r"[-+0-9.]+(?:e[-+]\d+)?"

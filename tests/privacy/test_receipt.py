@@ -38,12 +38,7 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy.digests import digest_of, digests_of
 from botorch_dp.privacy.events import event_of, recomputed
-from botorch_dp.privacy.guarantee import (
-    FixedBatchSGDLoss,
-    PoissonSGDLoss,
-    PrivacyLoss,
-    SelectionLoss,
-)
+from botorch_dp.privacy.losses import FixedBatchSGDLoss, PoissonSGDLoss, PrivacyLoss, SelectionLoss
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.privacy.selection import Selection, TrialNumber
 

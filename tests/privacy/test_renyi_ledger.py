@@ -19,7 +19,7 @@ from botorch_dp.privacy import (
     PrivacyUnit,
     PureLoss,
 )
-from botorch_dp.privacy.guarantee import PoissonSGDLoss
+from botorch_dp.privacy.losses import PoissonSGDLoss
 from botorch_dp.privacy.pld.renyi import renyi_epsilon
 from botorch_dp.privacy.rounding import sqrt_below
 from tests.privacy.charging import REPLACE, accepts, balance_of, gaussian, guarantee, pure

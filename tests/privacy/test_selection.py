@@ -20,7 +20,7 @@ from botorch_dp.privacy import (
     gaussian_delta,
     gaussian_mu,
 )
-from botorch_dp.privacy.guarantee import PoissonSGDLoss
+from botorch_dp.privacy.losses import PoissonSGDLoss
 from botorch_dp.privacy.pld.composition import composed_delta
 from botorch_dp.privacy.selection import (
     BaseProfile,

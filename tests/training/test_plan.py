@@ -13,7 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation
-from botorch_dp.privacy.guarantee import FixedBatchSGDLoss, PoissonSGDLoss
+from botorch_dp.privacy.losses import FixedBatchSGDLoss, PoissonSGDLoss
 from botorch_dp.training import TrainingPlan, TrainingSettings
 from botorch_dp.training.plan import make_plan
 from tests.training.helpers import BATCHES
