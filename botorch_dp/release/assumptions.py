@@ -24,14 +24,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_delta, check_finite, warn_caller
 from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
-from botorch_dp.privacy.ledger import check_payment, release_through
+from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.mechanisms import SelectionMethod
 
 VALIDATION_RECORD = PrivacyUnit("one record of the validation set")
@@ -233,21 +233,11 @@ def warn_if_drowned(bound: UtilityBound) -> None:
 # One release
 
 
-class Mechanism(Protocol):
-    """One release before it is made; all of this follows from public numbers."""
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What the release promises, which is also its price."""
-
-    def utility(self, delta: float = 0.05) -> UtilityBound:
-        """How far the released value may be from the best one, but for probability ``delta``."""
-
-
 def charge_then_draw(
-    mechanism: Mechanism,
+    price: Guarantee,
     draw: Callable[[], tuple[ValueT, float | None]],
     *,
+    worth: UtilityBound,
     label: str,
     ledger: PrivacyLedger | None,
     unsafe_seed: int | None,
@@ -255,14 +245,14 @@ def charge_then_draw(
     """Warn if the noise drowns the answer, charge the price, and only then read and draw.
 
     Args:
-        mechanism: What is released.
+        price: What the release promises.
         draw: Reads the sensitive values, and returns a noisy one with the scale of its noise.
+        worth: What the released value is worth.
         label: The ledger's note.
         ledger: Charged before ``draw`` is called.
         unsafe_seed: The seed that ``draw`` simulates with, if any: then nothing is promised.
     """
     check_payment(ledger, unsafe_seed=unsafe_seed)
-    warn_if_drowned(mechanism.utility())
-    price = mechanism.guarantee
-    value, scale = release_through(ledger, price, draw, label=label)
+    warn_if_drowned(worth)
+    value, scale = draw() if ledger is None else ledger.release(price, draw, label=label)
     return Release(value, price if unsafe_seed is None else price.simulated(), scale=scale)

@@ -194,8 +194,9 @@ class PrivateChoice:
             check_tensor("model_or_mean", model_or_mean, shape=(self.num_choices,), finite=False)
         warn_large_delta(self.delta, num_records)
         return charge_then_draw(
-            self,
+            self.guarantee,
             partial(self._draw, model_or_mean, choices, unsafe_seed),
+            worth=self.utility(),
             label=label,
             ledger=ledger,
             unsafe_seed=unsafe_seed,

@@ -122,8 +122,9 @@ class LaplaceMaximum(ABC):
         """
         check_tensor("values", values, shape=("T",), finite=False)
         return charge_then_draw(
-            self,
+            self.guarantee,
             partial(self._draw, values, unsafe_seed),
+            worth=self.utility(),
             label=label,
             ledger=ledger,
             unsafe_seed=unsafe_seed,

@@ -30,7 +30,7 @@ from botorch_dp._progress import ProgressBar
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP, max_information_gain
 from botorch_dp.models.public import check_unit_variance, frozen_kernel
-from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Receipt, Release, compose
+from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release, compose
 from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.mechanisms import SelectionMethod
@@ -290,8 +290,11 @@ class OptimumUtility(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PrivateOptimum:
-    """The two releases of a run.
+class PrivateOptimum(Release[dict[str, Any]]):
+    """The two releases of a run, and both as one.
+
+    Its ``value`` is ``{"choice": ..., "maximum": ...}``, and its ``guarantee`` is for both: the
+    epsilons and deltas add up.
 
     Args:
         choice: The private choice.
@@ -302,18 +305,6 @@ class PrivateOptimum:
     choice: Release[Tensor]
     maximum: Release[float]
     diagnostics: SearchDiagnostics = field(repr=False)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What publishing both promises: the epsilons and deltas add up."""
-        return compose(self.choice.guarantee, self.maximum.guarantee)
-
-    def receipt(self, **facts: Any) -> Receipt:
-        """A document that a stranger can check, of ``{"choice": ..., "maximum": ...}``; see
-        :meth:`Receipt.of` for the ``facts``.
-        """
-        value = {"choice": self.choice.value, "maximum": self.maximum.value}
-        return Receipt.of(Release(value, self.guarantee), **facts)
 
 
 class _PrivateOptimizer(ABC):
@@ -404,63 +395,52 @@ class _PrivateOptimizer(ABC):
         warn_large_delta(self.choice.delta, num_records)
         for bound in self.utility():
             warn_if_drowned(bound)
-        name = type(self).__name__
-        price = self.guarantee if unsafe_seed is None else self.guarantee.simulated()
-        settings = self._settings(unsafe_seed)
+        name, steps = type(self).__name__, self.choice.steps
+        promised = (self.choice.guarantee, self.maximum.guarantee)
+        if unsafe_seed is not None:
+            promised = (promised[0].simulated(), promised[1].simulated())
+        price, settings = compose(*promised), self._settings(unsafe_seed)
         with Run(
             checkpoint, what=f"a run of {name}", settings=settings, ledger=ledger, label=label
         ) as run:
-            search = partial(self._seen, objective, run, progress)
+            search = partial(
+                run_search,
+                self._search(),
+                objective,
+                steps=steps,
+                noise_std=self._noise_std,
+                run=run,
+                progress=progress,
+                description=name,
+            )
             seen: list[SearchDiagnostics] = []
-            released = run.release(
+            drawn = run.release(
                 price,
                 lambda _: self._draw(seen[0], unsafe_seed),
                 read=lambda: seen.append(search()),
                 key="optimum",
-                label=f"{name} of {self.choice.steps} steps",
+                label=f"{name} of {steps} steps",
             )
             # A finished run is not searched again, only told what it saw.
             diagnostics = seen[0] if seen else search()
-        return self._optimum(diagnostics, released, simulated=unsafe_seed is not None)
-
-    def _seen(self, objective: ValueOfChoice, run: Run, progress: bool) -> SearchDiagnostics:
-        return run_search(
-            self._search(),
-            objective,
-            steps=self.choice.steps,
-            noise_std=self._noise_std,
-            run=run,
-            progress=progress,
-            description=type(self).__name__,
+        choice, maximum = drawn["choice"].to(self.choices), drawn["maximum"]
+        return PrivateOptimum(
+            value={"choice": choice, "maximum": maximum},
+            guarantee=price,
+            choice=Release(choice, promised[0], scale=drawn["choice_scale"]),
+            maximum=Release(maximum, promised[1], scale=drawn["maximum_scale"]),
+            diagnostics=diagnostics,
         )
 
     def _draw(self, seen: SearchDiagnostics, unsafe_seed: int | None) -> dict[str, Any]:
         """Both released values; simulated noise differs between the two."""
-        first, second = (
-            (None, None) if unsafe_seed is None else (2 * unsafe_seed, 2 * unsafe_seed + 1)
-        )
-        choice, choice_scale = self.choice._draw(seen.mean, self.choices, first)
-        maximum, maximum_scale = self.maximum._draw(seen.values, second)
-        return {
-            "choice": choice,
-            "choice_scale": choice_scale,
-            "maximum": maximum,
-            "maximum_scale": maximum_scale,
-        }
-
-    def _optimum(
-        self, seen: SearchDiagnostics, released: dict[str, Any], *, simulated: bool
-    ) -> PrivateOptimum:
-        """What was drawn and written down, with what is promised for it."""
-        choice, maximum = self.choice.guarantee, self.maximum.guarantee
-        if simulated:
-            choice, maximum = choice.simulated(), maximum.simulated()
-        value = released["choice"].to(self.choices)
-        return PrivateOptimum(
-            choice=Release(value, choice, scale=released["choice_scale"]),
-            maximum=Release(released["maximum"], maximum, scale=released["maximum_scale"]),
-            diagnostics=seen,
-        )
+        first, second = None, None
+        if unsafe_seed is not None:
+            first, second = 2 * unsafe_seed, 2 * unsafe_seed + 1
+        choice, scale = self.choice._draw(seen.mean, self.choices, first)
+        drawn = {"choice": choice, "choice_scale": scale}
+        maximum, scale = self.maximum._draw(seen.values, second)
+        return drawn | {"maximum": maximum, "maximum_scale": scale}
 
     def _gram(self) -> Tensor:
         """The kernel's values on some choices: what tells two kernels apart."""

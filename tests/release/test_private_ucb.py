@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -253,15 +252,6 @@ def test_the_information_gain_is_computed_once(monkeypatch):
     search.utility()
     search.release(bump)
     assert len(calls) == 1
-
-
-@both
-@quiet
-def test_one_simulated_release_voids_the_guarantee_of_both(driver):
-    real, simulated = driver().release(bump), driver().release(bump, unsafe_seed=3)
-    for mixed in (replace(real, choice=simulated.choice), replace(real, maximum=simulated.maximum)):
-        assert mixed.guarantee.status == "none"
-        assert mixed.guarantee.epsilon(0.5) == math.inf
 
 
 @both
