@@ -18,12 +18,8 @@ from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.descent.settings import DescentSettings
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.objectives import PrivateObjective, clipped_sum, grid_levels
-from botorch_dp.outsourced.curator import (
-    LARGEST_COORDINATE,
-    PrivateAnswers,
-    projected,
-    projected_sensitivity,
-)
+from botorch_dp.outsourced.curator import PrivateAnswers
+from botorch_dp.outsourced.transforms import LARGEST_COORDINATE, projected, projected_sensitivity
 from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,

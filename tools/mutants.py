@@ -268,7 +268,7 @@ MUTANTS = [
         ),
     ),
     *_mutants(
-        "outsourced/curator.py",
+        "outsourced/transforms.py",
         f"{BOUNDARIES} outsourced/test_transforms.py",
         (".abs() + 2 * g * (size.mT @ size)", ".abs()"),
         ("(stretch + rounding) * (1", "stretch * (1"),

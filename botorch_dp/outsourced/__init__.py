@@ -6,9 +6,6 @@ from botorch_dp.outsourced.curator import (
     PrivateAnswers,
     QuestionRefused,
     RandomProjectionCurator,
-    choose_projection_dim,
-    column_space_residual,
-    singular_floor,
 )
 from botorch_dp.outsourced.exchange import (
     FileCurator,
@@ -17,6 +14,11 @@ from botorch_dp.outsourced.exchange import (
     save_dataset,
 )
 from botorch_dp.outsourced.modeler import Answer, InputNoiseRBF, Modeler
+from botorch_dp.outsourced.transforms import (
+    choose_projection_dim,
+    column_space_residual,
+    singular_floor,
+)
 
 __all__ = [
     "Answer",

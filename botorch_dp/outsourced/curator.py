@@ -19,7 +19,6 @@ from torch import Tensor
 
 from botorch_dp._checks import (
     check_callable,
-    check_delta,
     check_integer,
     check_interval,
     check_positive,
@@ -27,6 +26,15 @@ from botorch_dp._checks import (
 )
 from botorch_dp._files import MEMORY
 from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.outsourced.transforms import (
+    centred,
+    check_rows,
+    lifted,
+    projected,
+    projected_sensitivity,
+    public_projection,
+    singular_floor,
+)
 from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
@@ -39,6 +47,7 @@ from botorch_dp.privacy import (
     laplace_mechanism,
 )
 from botorch_dp.privacy.guarantee import warn_large_delta
+from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.rounding import float_above
 from botorch_dp.privacy.runs import Run, fingerprint
 
@@ -46,8 +55,6 @@ from botorch_dp.privacy.runs import Run, fingerprint
 LONGEST_REQUEST_ID = 128
 #: Bytes of the largest released rows that a log's file can keep.
 _LARGEST_KEPT = 900_000_000
-#: Projected coordinates are limited to this many row distances from 0.
-LARGEST_COORDINATE = 2.0**24
 
 
 class QuestionRefused(ValueError):
@@ -197,9 +204,7 @@ class Curator:
         check_callable("evaluate", evaluate, otherwise=": pass a function of a row's number")
         if max_queries is not None:
             check_integer("max_queries", max_queries)
-        if unsafe_seed is not None:
-            check_integer("unsafe_seed", unsafe_seed, at_least=0)
-            _check_uncharged(None if answers is None else answers.ledger)
+        check_payment(None if answers is None else answers.ledger, unsafe_seed=unsafe_seed)
         self.answers = answers
         self.max_queries = max_queries
         self._evaluate = evaluate
@@ -377,158 +382,7 @@ def check_request_id(request_id: object) -> str:
     return request_id
 
 
-def _check_uncharged(ledger: PrivacyLedger | None) -> None:
-    if ledger is not None:
-        raise PrivacyError(
-            "`unsafe_seed` makes noise that protects nothing, so no ledger can be charged for it. "
-            "Leave out the seed, or the ledger."
-        )
-
-
-# --- The transforms: the published one, with the attack on it, and a public projection. ---
-
-
-def singular_floor(*, projection_dim: int, epsilon: float, delta: float) -> float:
-    r"""The least singular value that the published theorem asks for.
-
-    ``omega = 16 sqrt(r log(2/delta)) log(16 r/delta) / epsilon`` for ``r`` output columns.
-    """
-    r = check_integer("projection_dim", projection_dim)
-    check_positive("epsilon", epsilon)
-    check_delta("delta", delta)
-    return 16 * math.sqrt(r * math.log(2 / delta)) * math.log(16 * r / delta) / epsilon
-
-
-def centred(X: Tensor) -> Tensor:
-    """``X`` with the mean of its rows taken off; ``n x d``."""
-    return X - X.mean(dim=0, keepdim=True)
-
-
-def lifted(X: Tensor, floor: float) -> Tensor:
-    """``X`` with every singular value ``s`` raised to ``sqrt(s^2 + floor^2)``; ``n x d``.
-
-    The singular vectors and the column space stay as they are, so lifting hides nothing from
-    :func:`column_space_residual`.
-    """
-    U, S, Vh = torch.linalg.svd(X, full_matrices=False)
-    return (U * torch.hypot(S, torch.full_like(S, floor))) @ Vh
-
-
-def choose_projection_dim(X: Tensor, *, epsilon: float, delta: float) -> int:
-    """The published guideline: the most columns for which ``X`` needs no lifting.
-
-    **The answer is sensitive**: it depends on the least singular value of ``X``, and no noise is
-    added. Compute it where the rows are; sending it out is a release without any guarantee.
-
-    Args:
-        X: ``n x d`` rows; centred here as the transform centres them.
-        epsilon: The epsilon claimed by the published theorem.
-        delta: Its delta.
-
-    Returns:
-        The largest ``projection_dim`` whose :func:`singular_floor` is at most the least
-        singular value.
-
-    Raises:
-        ValueError: If even one column would need lifting.
-    """
-    check_rows(X)
-    smallest = float(torch.linalg.svdvals(centred(X)).min())
-    largest = 0
-
-    def fits(columns: int) -> bool:
-        return singular_floor(projection_dim=columns, epsilon=epsilon, delta=delta) <= smallest
-
-    # The floor grows with the columns: double until it is too high, then halve the distance.
-    step = 1
-    while fits(largest + step):
-        largest, step = largest + step, 2 * step
-    while step > 1:
-        step //= 2
-        largest += step if fits(largest + step) else 0
-    if largest == 0:
-        raise ValueError(
-            "No `projection_dim` satisfies the guideline at this epsilon and delta: every choice "
-            "would lift the singular values. Raise epsilon or delta, or choose one yourself."
-        )
-    return largest
-
-
-def column_space_residual(Z: Tensor, X: Tensor) -> float:
-    """How far a released ``Z`` is from the column space of ``X``, relative to ``Z``'s size.
-
-    This is the whole attack on the published transform. Every column of ``Z`` is a combination
-    of the columns of the centred ``X``, lifted or not, whatever the random projection was.
-    Somebody who knows all rows but one, and two candidates for it, computes this number for both:
-    the true one gives zero up to rounding, the other does not, as long as there are more rows
-    than columns.
-
-    Args:
-        Z: ``n x r`` released rows.
-        X: ``n x d`` candidate rows.
-    """
-    check_rows(X)
-    check_tensor("Z", Z, shape=(X.shape[0], "m"))
-    # The result does not depend on their scale, and squares of large entries would overflow.
-    X, Z = (part / part.abs().max().clamp_min(1e-300) for part in (X.double(), Z.double()))
-    U, values, _ = torch.linalg.svd(centred(X), full_matrices=False)
-    rounding = values.max() * max(X.shape) * torch.finfo(X.dtype).eps
-    rank = int((values > rounding).sum())
-    basis = U[:, :rank]
-    length = Z.norm()
-    return float((Z - basis @ (basis.mT @ Z)).norm() / length) if length > 0 else 0.0
-
-
-def check_rows(X: object) -> Tensor:
-    """Refuse anything but an ``n x d`` tensor of finite numbers, without quoting any."""
-    return check_tensor("X", X, shape=("n", "d"))
-
-
-def public_projection(dim: int, projection_dim: int, seed: int) -> Tensor:
-    """``d x r`` orthogonal columns times ``sqrt(d / r)`` in double precision, from a seed alone."""
-    check_integer("projection_seed", seed, at_least=0, at_most=2**63 - 1)
-    generator = torch.Generator().manual_seed(seed)
-    gaussian = torch.randn(
-        dim, projection_dim, generator=generator, dtype=torch.double, device="cpu"
-    )
-    basis, _ = torch.linalg.qr(gaussian)
-    return basis * math.sqrt(dim / projection_dim)
-
-
-def projected(X: Tensor, projection: Tensor, row_distance: float) -> Tensor:
-    """``X P`` in double precision, each coordinate of ``X`` limited to 2^24 row distances; n x r.
-
-    Limiting moves no two rows further apart, and gives the product's rounding a public bound.
-    """
-    limit = LARGEST_COORDINATE * row_distance
-    return X.double().clamp(-limit, limit) @ projection
-
-
-def projected_sensitivity(projection: Tensor, row_distance: float) -> float:
-    r"""How far :func:`projected` moves at most when one row moves by ``row_distance``.
-
-    With exact arithmetic, by ``row_distance * ||P||``, where ``||P||^2 <= max_i sum_j |P^T P|_ij``.
-    A product of ``d`` terms in double precision, summed in any order, is off by at most
-    ``g sum_k |x_k| |P_kj|`` with ``g = d u / (1 - d u)`` and ``u = 2^-53`` [Higham2002]; limited
-    coordinates make that ``g * limit * sum_k |P_kj|``, for each of two neighbours.
-
-    Args:
-        projection: Public ``d x r`` matrix in double precision.
-        row_distance: How far one row may move.
-    """
-    d, r = projection.shape
-    unit = 2.0**-53
-    g = d * unit / (1 - d * unit)
-    size = projection.abs()
-    # The product P^T P is itself computed: enlarged by its own rounding, it bounds the exact one.
-    gram = (projection.mT @ projection).abs() + 2 * g * (size.mT @ size)
-    stretch = math.sqrt(float(gram.sum(dim=1).max()))
-    rounding = 2 * g * LARGEST_COORDINATE * float(size.sum(dim=0).norm())
-    # Fewer than 4 (d + r) further operations round, each by one unit.
-    return row_distance * (stretch + rounding) * (1 + 8 * (d + r) * unit)
-
-
-# --- The curators that use them. ---
+# --- The curators that release rows. ---
 
 
 class RandomProjectionCurator(Curator):
@@ -576,8 +430,6 @@ class RandomProjectionCurator(Curator):
         unsafe_seed: int | None = None,
     ) -> None:
         check_rows(X)
-        if unsafe_seed is not None:
-            check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.singular_floor = singular_floor(
             projection_dim=projection_dim, epsilon=epsilon, delta=delta
         )
@@ -628,7 +480,7 @@ class GaussianNoiseCurator(Curator):
     are therefore first limited to 2^24 row distances from 0, which brings no two rows further
     apart, and the noise is widened by what the product of such rows can round (2e-7 of it for
     ten columns, 1e-5 for a hundred, at most 1e-3 for a thousand; see
-    :func:`~botorch_dp.outsourced.curator.projected_sensitivity`). Subtract a public centre
+    :func:`~botorch_dp.outsourced.transforms.projected_sensitivity`). Subtract a public centre
     from columns that would reach beyond.
 
     The projection has orthogonal columns scaled by ``sqrt(d / r)``: it keeps squared distances
@@ -640,10 +492,9 @@ class GaussianNoiseCurator(Curator):
         evaluate: Row index to measured value.
         epsilon: Epsilon of the released rows.
         delta: Delta of the released rows.
-        projection_dim: Columns of the release, at most ``d``; by default no projection.
+        projection_dim: Columns of the release, at most ``d``; by default no projection. That it was
+            chosen without the rows is a condition on the caller.
         row_distance: How far one row may move (Euclidean) between neighbouring data sets.
-        projection_seed: Public seed of the projection. That it was chosen without the rows is a
-            condition on the caller.
         ledger: Charged with the release of the rows before it is made.
         label: What it is for, in public words; shown in the ledger.
         answers: How to release sensitive answers; see :class:`PrivateAnswers`.
@@ -673,7 +524,6 @@ class GaussianNoiseCurator(Curator):
         delta: float,
         projection_dim: int | None = None,
         row_distance: float = 1.0,
-        projection_seed: int = 0,
         ledger: PrivacyLedger | None = None,
         label: str = "",
         answers: PrivateAnswers | None = None,
@@ -696,15 +546,14 @@ class GaussianNoiseCurator(Curator):
                     f"`projection_dim` must be from 1 to the {columns} columns of `X`, got "
                     f"{projection_dim}: more columns than the rows have only cost noise."
                 )
-            self.projection = public_projection(columns, projection_dim, projection_seed)
+            self.projection = public_projection(columns, projection_dim)
             sensitivity = projected_sensitivity(self.projection, row_distance)
             unit = unit.given("the seed of the projection was chosen without the rows")
             columns = projection_dim
         mechanism: dict[str, Any] = {"sensitivity": sensitivity, "epsilon": epsilon, "delta": delta}
         price = replace(gaussian_guarantee(**mechanism), unit=unit)
         warn_large_delta(delta, len(X))
-        if unsafe_seed is not None:
-            _check_uncharged(ledger)
+        check_payment(ledger, unsafe_seed=unsafe_seed)
         size = 8 * len(X) * columns
         if size > _LARGEST_KEPT and str(log) != MEMORY:
             raise ValueError(
@@ -743,7 +592,7 @@ class GaussianNoiseCurator(Curator):
             "delta": delta,
             "projection_dim": projection_dim,
             "row_distance": row_distance,
-            "projection_seed": projection_seed,
+            "projection_seed": 0,
             "unsafe_seed": unsafe_seed,
             "charged": ledger is not None,
             "fingerprint of the rows": fingerprint(X.detach().double()),

@@ -20,7 +20,7 @@ from botorch_dp.outsourced import (
     singular_floor,
 )
 from botorch_dp.outsourced import curator as curator_module
-from botorch_dp.outsourced.curator import (
+from botorch_dp.outsourced.transforms import (
     projected,
     projected_sensitivity,
     public_projection,
@@ -176,9 +176,9 @@ class TestGaussianNoise:
         assert bound(0.5) > epsilon
 
     def test_projection_is_public_and_keeps_distances(self) -> None:
-        P = public_projection(5, 3, seed=5)
+        P = public_projection(5, 3)
         torch.testing.assert_close(P.mT @ P, torch.eye(3, dtype=torch.double) * 5 / 3)
-        curator = noisy(projection_dim=3, projection_seed=5)
+        curator = noisy(projection_dim=3)
         assert curator.dataset.value.shape == (40, 3)
         assert torch.equal(curator.projection, P)
 
@@ -365,7 +365,7 @@ class TestWrongArguments:
             {"unsafe_seed": -1},
             {"unsafe_seed": 3},
             {"projection_dim": 9},
-            {"projection_dim": 2, "projection_seed": "x"},
+            {"projection_dim": "x"},
             {"delta": 2.0},
         ],
     )

@@ -14,7 +14,7 @@ from botorch_dp.outsourced import (
     column_space_residual,
     singular_floor,
 )
-from botorch_dp.outsourced.curator import centred, lifted
+from botorch_dp.outsourced.transforms import centred, lifted
 
 
 def paper_grid() -> torch.Tensor:
