@@ -52,8 +52,8 @@ from botorch_dp.training import (
     logistic_loss,
     multilayer_perceptron,
 )
-from botorch_dp.training.evaluation import right_in
-from botorch_dp.training.records import DatasetRecords, batches_of
+from botorch_dp.training.calls import correct_alone
+from botorch_dp.training.records import DatasetRecords, TrainingRecords
 from botorch_dp.tuning import PrivateSearch
 from botorch_dp.tuning.private_fit import Training
 from botorch_dp.tuning.searching import ScoreTable
@@ -452,7 +452,7 @@ ODD_TENSORS = {
 def right(model: nn.Module) -> Callable[[list[Any]], Any]:
     def numbers(records: list[Any]) -> Any:
         X, Y = tensors(records)
-        return right_in(model, X, Y, batches_of(X, Y)).int()
+        return correct_alone(model, TrainingRecords(X, Y, None)).int()
 
     return numbers
 
@@ -567,7 +567,7 @@ FIRST = made(partial(First, 3, 2))
 
 def scored_in_data_set(records: list[Any]) -> Any:
     data = DatasetRecords(named(records), {"x": torch.zeros(3), "labels": 0}, num_classes=2)
-    return right_in(FIRST, *data.form(), data.batches()).int()
+    return correct_alone(FIRST, data).int()
 
 
 def reaching(estimator: Any) -> Callable[[list[Any]], Any]:
@@ -618,7 +618,7 @@ NETWORK = partial(multilayer_perceptron, 3, 2, (4,))
 SUBJECTS |= {
     **{
         f"test scores, {type(model).__name__}": Subject(
-            (f"{TRAINING}.evaluation.right_in",),
+            (f"{TRAINING}.calls.correct_alone",),
             right(model),
             RECORDS,
             ODD_TENSORS,
@@ -685,7 +685,7 @@ SUBJECTS |= {
         movable=True,
     ),
     "scores of a data set's records by name": Subject(
-        (f"{TRAINING}.evaluation.right_in", f"{TRAINING}.records.DatasetRecords"),
+        (f"{TRAINING}.calls.correct_alone", f"{TRAINING}.records.DatasetRecords"),
         scored_in_data_set,
         READINGS,
         ODD_READINGS,
@@ -841,7 +841,9 @@ MODULES = (
     "tuning.private_fit",
     "tuning.trainings",
     "training.records",
-    "training.evaluation",
+    "training.calls",
+    "training.inputs",
+    "training.isolation",
     "training.trainer",
     "integrations.estimators",
     "integrations.sklearn",
@@ -865,7 +867,7 @@ def takes_records() -> set[str]:
         module = importlib.import_module(f"botorch_dp.{name}")
         for member in vars(module).values():
             is_ours = getattr(member, "__module__", "") == module.__name__ and callable(member)
-            if is_ours and not member.__name__.startswith("_") and inspect.isroutine(member):
+            if is_ours and inspect.isroutine(member) and not member.__name__.startswith("_"):
                 parameters = set(inspect.signature(member).parameters)
             elif is_ours and inspect.isclass(member) and not getattr(member, "_is_protocol", False):
                 methods = ("release", "fit", "transform", "score")
@@ -882,20 +884,26 @@ def takes_records() -> set[str]:
 PUBLIC_FACTS = {
     "botorch_dp.scores.known_num_records",
     "botorch_dp.scores.warn_of_narrow_bounds",
-    "botorch_dp.training.evaluation.check_evaluation",
+    "botorch_dp.training.calls.call",
+    *(f"botorch_dp.training.inputs.{name}" for name in ("count", "each_part", "parts", "rows")),
+    *(
+        f"botorch_dp.training.isolation.{name}"
+        for name in (
+            "agree",
+            "check_contributions",
+            "check_evaluation",
+            "check_model",
+            "examine",
+            "random_records",
+        )
+    ),
     "botorch_dp.objectives.Evaluations",
     *(
         f"botorch_dp.training.records.{name}"
         for name in (
-            "batches_of",
-            "call",
             "check_data",
-            "count",
             "datasets_of",
-            "each_part",
             "own_generators",
-            "parts",
-            "rows",
             "synthetic_records",
             "why_unpublishable",
         )

@@ -39,6 +39,7 @@ from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training.engines.base import trainable
 from botorch_dp.training.engines.opacus import OpacusEngine, with_hooks
+from botorch_dp.training.inputs import each_part
 from botorch_dp.training.plan import DELTA, OPTIMIZERS, TrainingPlan, make_plan
 from botorch_dp.training.randomness import (
     Randomness,
@@ -50,7 +51,6 @@ from botorch_dp.training.records import (
     DatasetRecords,
     TrainTest,
     datasets_of,
-    each_part,
     why_unpublishable,
 )
 from botorch_dp.training.trainer_setup import FORM_IS_PUBLIC, Setup

@@ -23,9 +23,10 @@ from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.training.engines.base import trainable
 from botorch_dp.training.engines.contributions import Gradients, add_clipped
 from botorch_dp.training.engines.opacus import rows_of
+from botorch_dp.training.inputs import Inputs, each_part
 from botorch_dp.training.plan import TrainingPlan
 from botorch_dp.training.randomness import Randomness
-from botorch_dp.training.records import DatasetRecords, Inputs, each_part
+from botorch_dp.training.records import DatasetRecords
 from botorch_dp.training.trainer_setup import Setup
 
 

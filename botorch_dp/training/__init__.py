@@ -8,15 +8,16 @@ What owns what, in the order in which a training passes through:
   keeps no model.
 * ``run``: :class:`~.run.TrainingRun`, the only owner of the parameters. It draws batches, advances,
   pauses at epochs, saves and resumes; models are made from it at the end.
-* ``engines``: one interface, ``clipped_sums``, behind which ``fused``, ``ghost`` and ``per_record``
-  compute. An engine reads the parameters and never changes them.
+* ``engines``: one interface, ``clipped_sums``, and one file for each engine, which reads the
+  parameters and never changes them.
 * ``step_rules``: how the parameters move along a noisy sum, and what of that a checkpoint keeps.
 
 ``untuned`` says which settings a training gets that was given an epsilon and nothing else.
 
-Beside it: ``isolation`` says which models and losses are refused and why, ``single_calls`` how a
-model is called on one record at a time, ``randomness`` where batches and noise come from,
-``records`` what the data may look like, and ``oracles`` makes a problem for DPareto of a trainer.
+At the bottom: ``inputs`` (a tensor, or several by name), ``records`` (what the data may look like),
+``calls`` (how a model is called, on a batch or on one record), ``isolation`` (which models and
+losses are refused, and why) and ``randomness`` (where batches and noise come from). ``oracles``
+makes a problem for DPareto of a trainer.
 """
 
 from botorch_dp.training.networks import (

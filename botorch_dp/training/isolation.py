@@ -21,20 +21,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from botorch_dp.errors import PrivacyError
+from botorch_dp.training.calls import call
 from botorch_dp.training.engines.base import Batches, Engine, trainable
+from botorch_dp.training.inputs import Inputs, count, each_part, parts, rows
 from botorch_dp.training.networks import Loss
 from botorch_dp.training.plain_layers import is_constant
 from botorch_dp.training.randomness import Randomness, SeededRandomness, seeded_torch
-from botorch_dp.training.records import (
-    Inputs,
-    TrainingRecords,
-    TrainTest,
-    call,
-    count,
-    parts,
-    rows,
-    synthetic_records,
-)
+from botorch_dp.training.records import TrainingRecords, TrainTest, synthetic_records
 
 #: Makes the engine of one model on some records.
 EngineMaker = Callable[[nn.Module, TrainingRecords, Randomness], Engine]
@@ -48,6 +41,8 @@ _LARGEST_BATCH = 64
 _MOST_NUMBERS = 2**25
 #: How far rounding may move what must not move, in clipping norms.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+#: How far rounding may move a record's output in a batch, relative to the largest output.
+_SAME_OUTPUT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -107,6 +102,8 @@ def check_model(model: object, data: TrainTest) -> None:
             )
 
 
+@seeded_torch(0)
+@torch.no_grad()
 def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
     """Learn the form of a model and its loss, or raise if one mixes the records of a batch.
 
@@ -132,15 +129,15 @@ def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
     generator = torch.Generator().manual_seed(0)
     _check_no_memory(model, data, generator)
     batch = synthetic_records(data, _BATCH, generator)
-    outputs, draws = outputs_and_draws(copy.deepcopy(model), batch.train_X)
+    outputs, draws = _outputs_and_draws(copy.deepcopy(model), batch.train_X)
     _check_loss(loss, outputs, batch.train_Y)
-    for tried in at_several_weights(model):
+    for tried in _at_several_weights(model):
         quiet = _without_dropout(tried)
-        found, still_draws = outputs_and_draws(quiet, batch.train_X)
+        found, still_draws = _outputs_and_draws(quiet, batch.train_X)
         _check_every_target(loss, found, batch.train_Y, generator)
         if still_draws:
             break  # what it draws for a batch is not what it draws for a batch of one
-        for size in batch_sizes(data):
+        for size in _batch_sizes(data):
             _check_no_mixing(quiet, loss, synthetic_records(data, size, generator))
     classes = outputs.shape[1] if _are_classes(loss, outputs, batch.train_Y) else None
     return Traits(classes, draws, outputs, batch.train_Y)
@@ -172,9 +169,9 @@ def check_contributions(
         PrivacyError: If a record reached beyond its own clipped gradient.
         ValueError: If the gradients cannot be computed.
     """
-    sizes = batch_sizes(data)
+    sizes = _batch_sizes(data)
     records, device = random_records(data, max(sizes) + 1, num_classes), data.train_Y.device
-    for tried in at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
         limit = _TOLERANCE[trainable(tried)[0].dtype]
         engine = make_engine(tried, records, _SameSeed())
 
@@ -232,7 +229,7 @@ def agree(
     """
     batch = torch.arange(_BATCH, device=data.train_Y.device).unsqueeze(0)
     records = random_records(data, _BATCH, num_classes)
-    for tried in at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
         same = tried if dropout else _without_dropout(tried)
         try:
             one, other = (
@@ -253,6 +250,58 @@ def agree(
     return True
 
 
+@seeded_torch(0)
+@torch.no_grad()
+def check_evaluation(model: nn.Module, data: TrainTest, *, random_weights: bool = False) -> None:
+    """Raise if a model in evaluation mode mixes the records of a batch, on synthetic records.
+
+    Such a model would be scored on single records and used in another way.
+
+    Args:
+        model: The model, at the weights in question; it is left as it is.
+        data: Only its shapes, types and device are used.
+        random_weights: Whether to try random weights as well.
+
+    Raises:
+        PrivacyError: If the output of a record in a batch was not its output as a batch of one.
+    """
+    generator = torch.Generator().manual_seed(3)
+    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+        called, precise = _in_double(tried.eval(), data)
+        for size in _batch_sizes(data):
+            made = synthetic_records(data, size, generator).train_X
+            made = each_part(_as_double, made) if precise else made
+            together, alone, draws = _together_and_alone(called, made)
+            if draws:
+                break  # what it draws for a batch is not what it draws for a batch of one
+            scale = 1 + float(alone.double().nan_to_num(0.0, 0.0, 0.0).abs().max())
+            if not torch.allclose(
+                together, alone, rtol=0.0, atol=_SAME_OUTPUT * scale, equal_nan=True
+            ):
+                raise PrivacyError(
+                    "The model mixes the records of a batch in evaluation mode (`model.eval()`), "
+                    "or changes with each call: on random data, the result for a record in a "
+                    "batch was not that for the record alone. What it says about one record would "
+                    "then depend on other ones. Take out what compares the records of a batch, "
+                    "such as a mean over them or the scales of dynamic quantization."
+                )
+
+
+def _in_double(model: nn.Module, data: TrainTest) -> tuple[nn.Module, bool]:
+    """The model in double precision, where rounding cannot be taken for mixing, if it works so."""
+    try:
+        called = copy.deepcopy(model).double()
+        made = synthetic_records(data, 1, torch.Generator().manual_seed(3)).train_X
+        _outputs_and_draws(called, each_part(_as_double, made))
+    except (TypeError, ValueError, RuntimeError):
+        return model, False
+    return called, True
+
+
+def _as_double(part: Tensor) -> Tensor:
+    return part.double() if part.is_floating_point() else part
+
+
 def random_records(data: TrainTest, size: int, num_classes: int | None) -> TrainingRecords:
     """Synthetic records as an engine takes them."""
     made = synthetic_records(data, size, torch.Generator().manual_seed(1))
@@ -269,13 +318,13 @@ class _SameSeed(SeededRandomness):
         return 0
 
 
-def batch_sizes(data: TrainTest) -> list[int]:
+def _batch_sizes(data: TrainTest) -> list[int]:
     """1, a few, and a record's own sizes: mistaking a dimension for the batch shows there."""
     own = (size for part in parts(data.train_X).values() for size in part.shape[1:])
     return sorted({*_BATCH_SIZES, *(size for size in own if 0 < size <= _LARGEST_BATCH)})
 
 
-def at_several_weights(model: nn.Module) -> Iterator[nn.Module]:
+def _at_several_weights(model: nn.Module) -> Iterator[nn.Module]:
     """Copies with the model's own weights and with random ones: no layer is zero in all."""
     yield copy.deepcopy(model)
     generator = torch.Generator().manual_seed(2)
@@ -299,19 +348,18 @@ def _without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
-def outputs_and_draws(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
+def _outputs_and_draws(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
     """One row for each record, and whether random numbers were drawn."""
-    with seeded_torch(0), torch.no_grad():
-        before = torch.get_rng_state()
-        try:
-            outputs = call(model, X)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shapes = ", ".join(
-                f"{name and name + ': '}{tuple(part.shape)} {part.dtype}"
-                for name, part in parts(X).items()
-            )
-            raise ValueError(f"The model cannot take inputs of {shapes}: {error}") from error
-        draws = not torch.equal(before, torch.get_rng_state())
+    before = torch.get_rng_state()
+    try:
+        outputs = call(model, X)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        shapes = ", ".join(
+            f"{name and name + ': '}{tuple(part.shape)} {part.dtype}"
+            for name, part in parts(X).items()
+        )
+        raise ValueError(f"The model cannot take inputs of {shapes}: {error}") from error
+    draws = not torch.equal(before, torch.get_rng_state())
     if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != count(X):
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(
@@ -319,6 +367,13 @@ def outputs_and_draws(model: nn.Module, X: Inputs) -> tuple[Tensor, bool]:
             "records."
         )
     return outputs, draws
+
+
+def _together_and_alone(model: nn.Module, X: Inputs) -> tuple[Tensor, Tensor, bool]:
+    """The outputs for a batch, those for its records as batches of one, and whether it draws."""
+    together, draws = _outputs_and_draws(model, X)
+    alone = [_outputs_and_draws(model, rows(X, [place]))[0] for place in range(len(together))]
+    return together, torch.cat(alone), draws
 
 
 def _are_classes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
@@ -415,9 +470,7 @@ def _every_target(
 
 def _check_no_mixing(model: nn.Module, loss: Loss, data: TrainTest) -> None:
     """The outputs of a batch must be those of its records as batches of one."""
-    X = data.train_X
-    together, _ = outputs_and_draws(model, X)
-    alone = torch.cat([outputs_and_draws(model, rows(X, [i]))[0] for i in range(count(X))])
+    together, alone, _ = _together_and_alone(model, data.train_X)
     if not _same(together, alone):
         raise PrivacyError(_MIXES.format(what="The model"))
     _check_loss(loss, together, data.train_Y)

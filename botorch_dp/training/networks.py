@@ -72,10 +72,10 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
         outputs: Scores, ``n`` or ``n x 1`` (positive or not) or ``n x k`` (one per class).
         targets: Labels, ``n``, or ``n x 1``.
     """
-    return float(is_right(outputs, targets).double().mean())
+    return float(is_correct(outputs, targets).double().mean())
 
 
-def is_right(outputs: Tensor, targets: Tensor) -> Tensor:
+def is_correct(outputs: Tensor, targets: Tensor) -> Tensor:
     """Whether each record is classified correctly, ``n``; see :func:`accuracy`."""
     if outputs.dim() == 1:
         outputs = outputs.unsqueeze(-1)

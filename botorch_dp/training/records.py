@@ -9,59 +9,25 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from botorch_dp.errors import PrivacyError
+from botorch_dp.training.inputs import Inputs, each_part, parts
 from botorch_dp.training.randomness import seeded_everywhere
-
-#: One tensor, ``n x ...``; or several by name, which a model takes as keyword arguments.
-Inputs = Tensor | dict[str, Tensor]
 
 _EVALUATION_BATCH = 4096
 #: So many numbers are converted at once: they stay in the cache.
 CONVERTED = 2**16
 #: More than rounding may take from the norm of a vector of doubles whose squares vanish.
 _VANISHING = 1e-150
-
-
-def parts(X: Inputs) -> dict[str, Tensor]:
-    """The tensors of inputs by name; of a single tensor, by an empty one."""
-    return X if isinstance(X, dict) else {"": X}
-
-
-def each_part(function: Callable[[Tensor], Tensor], X: Inputs) -> Inputs:
-    """The inputs with every tensor replaced."""
-    if isinstance(X, dict):
-        return {name: function(part) for name, part in X.items()}
-    return function(X)
-
-
-def rows(X: Inputs, places: Sequence[int]) -> Inputs:
-    """The records at some places, as new tensors."""
-    return each_part(lambda part: part[list(places)], X)
-
-
-def count(X: Inputs) -> int:
-    """How many records inputs hold."""
-    return len(next(iter(parts(X).values())))
-
-
-def call(model: nn.Module, X: Inputs) -> Any:
-    """What a model makes of its inputs."""
-    return outputs_of(model(**X) if isinstance(X, dict) else model(X))
-
-
-def outputs_of(found: Any) -> Any:
-    """The outputs of a model: what it returns, or the ``logits`` among it (Hugging Face)."""
-    return getattr(found, "logits", found)
 
 
 def lengths(vectors: Tensor) -> Tensor:
@@ -112,6 +78,12 @@ class Records(Protocol):
                 record is read under the same random numbers, whatever its place.
         """
 
+    def form(self) -> tuple[Inputs, Tensor]:
+        """Inputs and targets, for their shapes and types alone."""
+
+    def batches(self) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
+        """All records in order, as they came, and which of them could be read."""
+
     @property
     def unusable(self) -> int:
         """How many records' gradients do not count, as far as is known. Sensitive."""
@@ -137,6 +109,16 @@ class TrainingRecords:
     def take(self, places: Tensor, seed: int | None = None) -> tuple[Inputs, Tensor, Tensor]:
         X = each_part(lambda part: part.index_select(0, places), self.X)
         return X, self.Y.index_select(0, places), self.usable.index_select(0, places)
+
+    def form(self) -> tuple[Inputs, Tensor]:
+        return self._raw_X, self._raw_Y
+
+    def batches(self) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
+        for start in range(0, len(self), _EVALUATION_BATCH):
+            some = slice(start, start + _EVALUATION_BATCH)
+            targets = self._raw_Y[some]
+            read = torch.ones(len(targets), dtype=torch.bool, device=targets.device)
+            yield each_part(lambda part, some=some: part[some], self._raw_X), targets, read  # type: ignore[misc]
 
     @property
     def unusable(self) -> int:
@@ -200,11 +182,10 @@ class DatasetRecords:
 
     @property
     def unusable(self) -> int:
-        """See :class:`Records`; of those that were drawn so far."""
+        """Of those that were drawn so far."""
         return len(self._bad)
 
     def form(self) -> tuple[Inputs, Tensor]:
-        """Inputs and targets of the example, for their shapes and types."""
         return each_part(lambda part: part.unsqueeze(0), self._X), self._Y.unsqueeze(0)
 
     def take(self, places: Tensor, seed: int | None = None) -> tuple[Inputs, Tensor, Tensor]:
@@ -232,7 +213,6 @@ class DatasetRecords:
         return each_part(lambda part: _zeroed(part, usable), X), _zeroed(Y, usable), usable
 
     def batches(self) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
-        """All records in order, as they are, and which of them could be read."""
         for start in range(0, len(self), _EVALUATION_BATCH):
             stop = min(len(self), start + _EVALUATION_BATCH)
             yield self.take(torch.arange(start, stop, device=self._Y.device))
@@ -529,20 +509,6 @@ def _form_of_tensors(dataset: Any) -> tuple[Tensor, Tensor] | None:
         return None
     X, Y = (tensor.new_zeros(tensor.shape[1:]) for tensor in dataset.tensors)
     return X, Y
-
-
-def form_of(train: DatasetRecords, test: DatasetRecords | None) -> TrainTest:
-    """The example of each data set's records, for their shapes and types."""
-    return TrainTest(*train.form(), *(() if test is None else test.form()))
-
-
-def batches_of(X: Inputs, Y: Tensor) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
-    """Parts of tensors, to evaluate a model on, all of which could be read."""
-    for start in range(0, len(Y), _EVALUATION_BATCH):
-        rows = slice(start, start + _EVALUATION_BATCH)
-        targets = Y[rows]
-        read = torch.ones(len(targets), dtype=torch.bool, device=Y.device)
-        yield each_part(lambda part, rows=rows: part[rows], X), targets, read  # type: ignore[misc]
 
 
 def synthetic_records(data: TrainTest, size: int, generator: torch.Generator) -> TrainTest:

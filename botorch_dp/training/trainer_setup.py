@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from botorch_dp._checks import check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.runs import Fingerprint, fingerprint
+from botorch_dp.training.calls import call, correct_alone, traced_calls
 from botorch_dp.training.engines import ENGINES, engine_class
 from botorch_dp.training.engines.base import (
     Batches,
@@ -22,10 +23,11 @@ from botorch_dp.training.engines.base import (
     trainable,
 )
 from botorch_dp.training.engines.per_record import PerRecordEngine
-from botorch_dp.training.evaluation import check_evaluation, right_in
+from botorch_dp.training.inputs import Inputs, parts
 from botorch_dp.training.isolation import (
     agree,
     check_contributions,
+    check_evaluation,
     check_model,
     examine,
     random_records,
@@ -40,19 +42,13 @@ from botorch_dp.training.randomness import (
 )
 from botorch_dp.training.records import (
     DatasetRecords,
-    Inputs,
     Records,
     TrainingRecords,
     TrainTest,
-    batches_of,
-    call,
     check_data,
     datasets_of,
-    form_of,
-    parts,
     why_unpublishable,
 )
-from botorch_dp.training.single_calls import values_decide_nothing
 
 Metric = Callable[[Tensor, Tensor], float]
 
@@ -84,14 +80,16 @@ class Setup:
         metric: Metric,
         like: Any = None,
     ) -> None:
-        self.data, self.loss, self.metric = data, loss, metric
-        self._datasets = datasets_of(data, like)
-        #: Why nothing that is trained on these records may be published, if so.
-        self.unpublishable = ""
-        if self._datasets is not None:
-            self.unpublishable = why_unpublishable(self._datasets[0].dataset)
-        form = data if self._datasets is None else form_of(*self._datasets)
-        self.form = check_data(form, named_inputs=True, tests=False)
+        self.loss, self.metric = loss, metric
+        datasets = datasets_of(data, like)
+        if datasets is not None:
+            train, test = datasets
+            data = TrainTest(*train.form(), *(() if test is None else test.form()))
+            self.records: Records = train
+            self.tests: Records | None = test
+            #: Why nothing that is trained on these records may be published, if so.
+            self.unpublishable = why_unpublishable(train.dataset)
+        self.form = check_data(data, named_inputs=True, tests=False)
         self._stability = STABILITY if clipping == "normalized" else 0.0
         self._model_factory = _checked_factory(model_factory)
         model = self.new_model(0)
@@ -102,15 +100,13 @@ class Setup:
         self.num_outputs = traits.outputs[0].numel()
         self.num_parameters = sum(parameter.numel() for parameter in trainable(model))
         self.layers = sum(parameter.dim() > 1 for parameter in trainable(model))
+        if datasets is None:
+            self._take(self.form)
+        else:
+            train.num_classes = self.num_classes
         if self.num_tests:
             self._try_metric(traits.outputs, traits.targets)
         self.engine = self._choose_engine(engine, model)
-        self.records: Records
-        if self._datasets is None:
-            self.records = TrainingRecords(self.form.train_X, self.form.train_Y, self.num_classes)
-        else:
-            self.records = self._datasets[0]
-            self._datasets[0].num_classes = self.num_classes
         self.check(model, precise=False, random_weights=True)
 
     def on(self, data: TrainTest) -> Setup:
@@ -120,24 +116,26 @@ class Setup:
         if mine != other:
             raise ValueError(f"`data` must hold records of {mine}, got {other}.")
         same = copy.copy(self)
-        same.data, same.form, same._datasets, same.unpublishable = data, data, None, ""
-        same.records = TrainingRecords(data.train_X, data.train_Y, self.num_classes)
+        same._take(data)
         return same
+
+    def _take(self, data: TrainTest) -> None:
+        """Train and test on these tensors."""
+        self.form, self.tests, self.unpublishable = data, None, ""
+        self.records = TrainingRecords(data.train_X, data.train_Y, self.num_classes)
+        if data.test_Y is not None:
+            self.tests = TrainingRecords(data.test_X, data.test_Y, self.num_classes)
 
     def without_tests(self) -> Setup:
         """The same without test records: nothing of them is read, and no metric is called."""
         same = copy.copy(self)
-        same.form = same.data = self.form._replace(test_X=None, test_Y=None)
-        if self._datasets is not None:
-            same._datasets = self._datasets[0], None
+        same.form, same.tests = self.form._replace(test_X=None, test_Y=None), None
         return same
 
     @property
     def num_tests(self) -> int:
         """How many test records there are."""
-        if self._datasets is not None:
-            return 0 if self._datasets[1] is None else len(self._datasets[1])
-        return 0 if self.form.test_Y is None else len(self.form.test_Y)
+        return 0 if self.tests is None else len(self.tests)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -175,7 +173,7 @@ class Setup:
         found = () if self.isolated_by_construction else (_NOTHING_KEPT,)
         condition = engine_class(self.engine).condition
         found = (*found, condition) if condition else found
-        return found if self._datasets is None else (*found, FORM_IS_PUBLIC)
+        return (*found, FORM_IS_PUBLIC) if isinstance(self.records, DatasetRecords) else found
 
     def new_model(self, seed: int) -> nn.Module:
         """A model of the factory's; a factory that returns one model always keeps its weights.
@@ -281,47 +279,38 @@ class Setup:
 
     def utility(self, model: nn.Module) -> float:
         """The metric on the test records. Sensitive, unless these are public."""
-        if not self.num_tests:
+        if self.tests is None:
             raise ValueError("There are no test records to measure a model on.")
         # A copy, because a model might keep something of the test records.
         model = without_token_errors(copy.deepcopy(model))
-        with torch.no_grad(), values_decide_nothing():
-            pairs = [(call(model, X), Y) for X, Y, _ in self._batches(tests=True)]
+        with torch.no_grad(), traced_calls():
+            pairs = [(call(model, X), Y) for X, Y, _ in self.tests.batches()]
         outputs = torch.cat([outputs for outputs, _ in pairs])
         return float(self.metric(outputs, torch.cat([Y for _, Y in pairs])))
 
-    def right_of_each(self, model: nn.Module, *, on_training_records: bool = False) -> Tensor:
-        """Whether each test record is classified right by a call on it alone. Sensitive.
+    def correct_alone(self, model: nn.Module, *, on_training_records: bool = False) -> Tensor:
+        """Whether each test record is classified correctly by a call on it alone. Sensitive.
 
         A record that cannot be read, or has another form than the others, is not.
 
         Args:
-            model: See :func:`.evaluation.right_in`.
+            model: See :func:`.calls.correct_alone`.
             on_training_records: Rather than of the test records.
         """
-        tests = not on_training_records
-        if tests and not self.num_tests:
+        records = self.records if on_training_records else self.tests
+        if records is None:
             raise ValueError("There are no test records to score a model on.")
-        X, Y = self.form[2:] if tests else self.form[:2]
-        return right_in(model, X, Y, self._batches(tests=tests))
+        return correct_alone(model, records)
 
     def fingerprint(self, *, tests: bool = False) -> Fingerprint:
         """A hash of all training records, and of the test records if asked for."""
-        kinds = [False] + [True] * (tests and self.num_tests > 0)
-        if self._datasets is None:
-            data = check_data(self.form, named_inputs=True, tests=False)
-            pairs = [data[2:] if of_tests else data[:2] for of_tests in kinds]
+        every = (self.records, *(() if self.tests is None or not tests else (self.tests,)))
+        if not isinstance(self.records, DatasetRecords):
+            check_data(self.form, named_inputs=True, tests=False)  # it may have changed since
+            pairs = [records.form() for records in every]
             return fingerprint(*(part for X, Y in pairs for part in (*parts(X).values(), Y)))
-        every = (batch for of_tests in kinds for batch in self._batches(tests=of_tests))
-        return fingerprint(*(fingerprint(*parts(X).values(), Y) for X, Y, _ in every))
-
-    def _batches(self, *, tests: bool) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
-        """The training or the test records as they are, and which of them could be read."""
-        if self._datasets is None:
-            return batches_of(*(self.form[2:] if tests else self.form[:2]))
-        records = self._datasets[1] if tests else self._datasets[0]
-        assert records is not None
-        return records.batches()
+        batches = (batch for records in every for batch in records.batches())
+        return fingerprint(*(fingerprint(*parts(X).values(), Y) for X, Y, _ in batches))
 
     def _try_metric(self, outputs: Tensor, targets: Tensor) -> None:
         """Call the metric with the shapes of the test records, and none of their values."""
@@ -342,9 +331,10 @@ class Setup:
         made = random_records(self.form, 2, self.num_classes)
         X, _, _ = made.take(torch.arange(2, device=self.device))
         tried, reason = in_training(copy.deepcopy(model)), None
+        one_by_one = isinstance(self.records, DatasetRecords)
         for name in ENGINES if asked == "auto" else (asked,):
             kind = engine_class(name)
-            reason = kind.why_not(tried, X, one_by_one=self._datasets is not None)
+            reason = kind.why_not(tried, X, one_by_one=one_by_one)
             if reason is None and kind.disagreement and not self._agrees(model, kind):
                 reason = kind.disagreement
             if reason is None:

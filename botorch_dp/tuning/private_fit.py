@@ -90,7 +90,7 @@ class Training:
         setup, training = self.trainer.setup, self.scored_on == "training"
         if self.scored_on == "public":
             return setup.utility(model)
-        right = setup.right_of_each(model, on_training_records=training)
+        right = setup.correct_alone(model, on_training_records=training)
         return float(right.sum()) / right.numel()
 
 

@@ -29,7 +29,7 @@ def space(**more: Any) -> SearchSpace:
     )
 
 
-def is_right(config: Config) -> bool:
+def is_correct(config: Config) -> bool:
     """Written down anew, for this space alone."""
     expected = {"noise", "optimizer", "layers"}
     if config["optimizer"] == "sgd":
@@ -43,7 +43,7 @@ class TestSpace:
     def test_configs_have_what_is_active(self) -> None:
         rows = np.random.default_rng(0).random((300, 7))
         drawn = [*space().sample(300, seed=0), *space().draw(rows), *space().spread(rows)]
-        assert all(map(is_right, drawn))
+        assert all(map(is_correct, drawn))
         assert {len(config) for config in drawn} == {3, 4, 5, 6, 7}
         assert all(space().check(config) == config for config in drawn)
 
@@ -52,7 +52,7 @@ class TestSpace:
         codes = space().encode(configs)
         assert codes.shape == (200, space().dim) and ((codes >= 0) & (codes <= 1)).all()
         again = space().decode(codes)
-        assert all(map(is_right, again))
+        assert all(map(is_correct, again))
         for config, other in zip(configs, again, strict=True):
             assert config.keys() == other.keys()
             assert config["optimizer"] == other["optimizer"]
@@ -75,7 +75,7 @@ class TestSpace:
 
     def test_a_grid_has_each_config_once(self) -> None:
         grid = space().grid(2)
-        assert all(map(is_right, grid))
+        assert all(map(is_correct, grid))
         keys = [json.dumps(config) for config in grid]
         assert len(set(keys)) == len(keys)
         # noise x (adam, or momentum x (plain, or two dampings)) x (one layer, or two widths)
@@ -151,8 +151,8 @@ class TestStudy:
         options: dict[str, Any] = {"acquisition": acquisition, "candidates": 64, "storage": path}
         with DPareto(whole, seed=0, **options) as study:
             front = study.run(10, initial=6)
-            assert all(is_right(trial.config) for trial in study.trials)
-            assert is_right(study.recommend(1.0).config)
+            assert all(is_correct(trial.config) for trial in study.trials)
+            assert is_correct(study.recommend(1.0).config)
         with DPareto(whole, **options) as again:
             assert again.front().configs == front.configs
             table = again.table()

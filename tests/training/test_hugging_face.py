@@ -35,9 +35,9 @@ from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.privacy import NeighboringRelation, PrivacyBudget, PrivacyLedger
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss
-from botorch_dp.training.networks import is_right
+from botorch_dp.training.calls import traced_calls
+from botorch_dp.training.networks import is_correct
 from botorch_dp.training.records import DatasetRecords
-from botorch_dp.training.single_calls import values_decide_nothing
 from botorch_dp.tuning import PrivateFit
 from tests.training.helpers import SETTINGS, clipped_sum, flat, weights
 
@@ -148,9 +148,9 @@ def test_models_are_trained_and_published_as_they_are(factory: Any, X: dict[str,
     torch.manual_seed(0)
     for model in (factory().train(), copy.deepcopy(trained.model).train()):
         assert_sums_are_those_of_single_records(trainer, model, X)
-    right = trainer.setup.right_of_each(trained.model)
+    right = trainer.setup.correct_alone(trained.model)
     with torch.no_grad():
-        assert torch.equal(right, is_right(trained.model(**X).logits, Y))
+        assert torch.equal(right, is_correct(trained.model(**X).logits, Y))
 
 
 def lora(dropout: float = 0.0) -> nn.Module:
@@ -201,13 +201,13 @@ def test_dropout_in_published_training() -> None:
 def test_only_a_vectorized_call_counts_as_traced() -> None:
     """In its thread, and no longer than it takes."""
     own, elsewhere = torch.compiler.is_compiling, []
-    with values_decide_nothing(), values_decide_nothing():
+    with traced_calls(), traced_calls():
         assert torch.compiler.is_compiling()
         thread = threading.Thread(target=lambda: elsewhere.append(torch.compiler.is_compiling()))
         thread.start()
         thread.join()
     assert elsewhere == [False] and torch.compiler.is_compiling is own
-    with pytest.raises(ZeroDivisionError), values_decide_nothing():
+    with pytest.raises(ZeroDivisionError), traced_calls():
         raise ZeroDivisionError
     assert torch.compiler.is_compiling is own and not own()
 
@@ -262,8 +262,8 @@ def test_records_that_are_mappings_train_as_tensors_do() -> None:
         torch.testing.assert_close(weights(found.model), weights(expected.model))
         assert found.accuracy == expected.accuracy
         assert found.diagnostics.unusable_records == 0
-        right = trainer.setup.right_of_each(found.model)
-    other = DPTrainer(factory, cross_entropy_loss, data).setup.right_of_each(found.model)
+        right = trainer.setup.correct_alone(found.model)
+    other = DPTrainer(factory, cross_entropy_loss, data).setup.correct_alone(found.model)
     assert torch.equal(right, other)
 
 
@@ -277,7 +277,7 @@ def test_a_record_of_another_length_counts_as_zero_and_as_wrong() -> None:
     expected = clipped_sum([row for place, row in enumerate(rows) if place != 3], 0.3)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
     for tests in (False, True):
-        assert not trainer.setup.right_of_each(model, on_training_records=tests)[3]
+        assert not trainer.setup.correct_alone(model, on_training_records=tests)[3]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_without_test_records_there_is_no_accuracy(data: Any) -> None:
     with pytest.raises(ValueError, match="`curve` is about the accuracy"):
         trainer.fit(**SETTINGS, seed=0, curve=(1,))
     with pytest.raises(ValueError, match="no test records"):
-        trainer.setup.right_of_each(trained.model)
+        trainer.setup.correct_alone(trained.model)
 
 
 def test_a_trainer_can_do_without_its_test_records() -> None:

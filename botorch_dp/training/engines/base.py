@@ -15,9 +15,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from botorch_dp.training.inputs import Inputs
 from botorch_dp.training.networks import Loss, OutputGradient
 from botorch_dp.training.randomness import Randomness
-from botorch_dp.training.records import Inputs, Records
+from botorch_dp.training.records import Records
 
 
 class Batches(NamedTuple):

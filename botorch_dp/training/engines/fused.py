@@ -28,9 +28,10 @@ from botorch_dp.training.engines.base import (
     parameter_views,
     trainable,
 )
+from botorch_dp.training.inputs import Inputs
 from botorch_dp.training.networks import Loss
 from botorch_dp.training.plain_layers import has_hooks
-from botorch_dp.training.records import Inputs, TrainingRecords, lengths
+from botorch_dp.training.records import TrainingRecords, lengths
 
 #: Activations that act on each number alone and have no parameters.
 ELEMENTWISE = (

@@ -28,13 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from botorch_dp.training.calls import vectorized_calls
 from botorch_dp.training.engines.contributions import Contribution, Gradients, Products, Rows
 from botorch_dp.training.engines.per_record import PerRecordEngine, numbers_of_gradient
+from botorch_dp.training.inputs import Inputs
 from botorch_dp.training.networks import steps_back
 from botorch_dp.training.plain_layers import State, recur
 from botorch_dp.training.randomness import seeded_torch
-from botorch_dp.training.records import Inputs
-from botorch_dp.training.single_calls import vectorizing
 
 #: The functions for which there is a rule, and the names of their arguments.
 _ARGUMENTS: dict[Any, tuple[str, ...]] = {
@@ -243,9 +243,9 @@ class GhostEngine(PerRecordEngine):
         followed = notes.follow(values)
 
         def call(x: Inputs) -> Tensor:
-            return self._outputs_of_one(followed, frozen, x)
+            return self._call(x, followed, frozen)
 
-        with seeded_torch(0), torch.no_grad(), vectorizing():
+        with seeded_torch(0), torch.no_grad(), vectorized_calls():
             vmap(call, randomness="different")(X)
         roles: dict[str | None, set[Any]] = {}
         for each in notes.calls:
@@ -317,7 +317,7 @@ class GhostEngine(PerRecordEngine):
             copies: dict[str, Tensor], probes: list[Tensor], x: Inputs
         ) -> tuple[Tensor, list[Tensor]]:
             notes = _Notes(probes)
-            outputs = self._outputs_of_one({**notes.follow(kept), **copies}, frozen, x)
+            outputs = self._call(x, {**notes.follow(kept), **copies}, frozen)
             if len(notes.inputs) < len(probes):
                 raise ValueError(_CHANGED)
             return outputs, notes.inputs

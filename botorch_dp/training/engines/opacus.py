@@ -22,14 +22,15 @@ from opacus.layers import DPGRU, DPLSTM, DPRNN
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from botorch_dp.training.calls import call
 from botorch_dp.training.engines.contributions import Contribution, Gradients
 from botorch_dp.training.engines.per_record import PerRecordEngine
+from botorch_dp.training.inputs import Inputs
 from botorch_dp.training.plain_layers import (
     Embedding,
     with_constant_normalization,
     without_token_errors,
 )
-from botorch_dp.training.records import Inputs, call
 
 
 class OpacusEngine(PerRecordEngine):

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from botorch_dp.training.calls import SingleCall, vectorized_calls
 from botorch_dp.training.engines.base import Batches, ClippedSums, Engine, parameter_views
 from botorch_dp.training.engines.contributions import Contribution, Gradients, add_clipped
+from botorch_dp.training.inputs import Inputs
 from botorch_dp.training.networks import Loss
 from botorch_dp.training.plain_layers import with_plain_layers
 from botorch_dp.training.randomness import seeded_torch
-from botorch_dp.training.records import Inputs, Records
-from botorch_dp.training.single_calls import call_alone, is_tied, vectorizing
+from botorch_dp.training.records import Records
 
 #: Batches are processed in parts for which clipping takes at most so many numbers.
 MAX_GRADIENT_NUMBERS = 2**27
@@ -62,7 +63,7 @@ class PerRecordEngine(Engine):
         #: Numbers that clipping takes for each record of a batch, beside those of plain training.
         self.record_numbers = sum(numbers_of_gradient(rows[0]) for rows in self._trained)
         self._model = self._prepared(copy.deepcopy(models[0]))
-        self._tied = is_tied(self._model)
+        self._call = SingleCall(self._model)
         self._names = [name for name, p in models[0].named_parameters() if p.requires_grad]
         self._frozen = [
             {
@@ -110,7 +111,7 @@ class PerRecordEngine(Engine):
             seeded = seeded_torch(seed)
         X, Y, usable = self._records.take(places, seed)
         values, frozen = self._values(replicate)
-        with seeded, torch.enable_grad(), vectorizing():
+        with seeded, torch.enable_grad(), vectorized_calls():
             return self._contributions(values, frozen, X, Y), usable
 
     def _values(self, replicate: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -130,11 +131,6 @@ class PerRecordEngine(Engine):
     def _loss_of_one(
         self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs, y: Tensor
     ) -> Tensor:
-        outputs = self._outputs_of_one(values, frozen, x)
+        outputs = self._call(x, values, frozen)
         # Some losses raise at outputs that are not finite; their gradient is none in either case.
         return self._loss(outputs.nan_to_num(0.0, 0.0, 0.0), y.unsqueeze(0)).sum()
-
-    def _outputs_of_one(
-        self, values: dict[str, Tensor], frozen: dict[str, Tensor], x: Inputs
-    ) -> Tensor:
-        return call_alone(self._model, (values, frozen), x, tied=self._tied)

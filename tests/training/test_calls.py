@@ -22,9 +22,10 @@ from botorch_dp.training import (
     logistic_regression,
     multilayer_perceptron,
 )
-from botorch_dp.training.evaluation import check_evaluation, right_in
-from botorch_dp.training.networks import accuracy, is_right
-from botorch_dp.training.records import batches_of
+from botorch_dp.training.calls import correct_alone
+from botorch_dp.training.isolation import check_evaluation
+from botorch_dp.training.networks import accuracy, is_correct
+from botorch_dp.training.records import TrainingRecords
 from botorch_dp.tuning import PrivateFit
 from botorch_dp.tuning.trainings import train_once
 
@@ -165,8 +166,8 @@ class Encoder(nn.Module):
         return self.head(self.encoder(self.embedding(x)).mean(1))
 
 
-def right_of_each(model: nn.Module, X: Tensor, Y: Tensor) -> Tensor:
-    return right_in(model, X, Y, batches_of(X, Y))
+def correct(model: nn.Module, X: Tensor, Y: Tensor) -> Tensor:
+    return correct_alone(model, TrainingRecords(X, Y, None))
 
 
 def alone(model: nn.Module, X: Tensor, Y: Tensor) -> list[bool]:
@@ -175,7 +176,7 @@ def alone(model: nn.Module, X: Tensor, Y: Tensor) -> list[bool]:
     with torch.no_grad():
         for x, y in zip(X.split(1), Y.split(1), strict=True):
             try:
-                found.append(bool(is_right(model(x), y)))
+                found.append(bool(is_correct(model(x), y)))
             except Exception:
                 found.append(False)
     return found
@@ -193,7 +194,7 @@ def alone(model: nn.Module, X: Tensor, Y: Tensor) -> list[bool]:
 )
 def test_scores_are_those_of_single_records(model: nn.Module, X: Tensor) -> None:
     Y = torch.randint(2, (len(X),), generator=G)
-    found = right_of_each(model, X, Y)
+    found = correct(model, X, Y)
     # A record within rounding of the boundary may fall on either side; there is none here.
     assert found.tolist() == alone(model, X, Y)
     model.eval()
@@ -201,13 +202,13 @@ def test_scores_are_those_of_single_records(model: nn.Module, X: Tensor) -> None
 
 
 @pytest.mark.parametrize("places", [[0], [3, 17, 199], list(range(64, 128))])
-def test_a_record_that_fails_is_wrong_alone_in_its_block(places: list[int]) -> None:
+def test_a_record_that_fails_is_wrong_alone_among_those_beside_it(places: list[int]) -> None:
     model, table = Tokens(), torch.cat([torch.randn(300, 20, generator=G), torch.zeros(300, 1)], 1)
     Y = torch.randint(2, (300,), generator=G)
-    before = right_of_each(model, table, Y)
+    before = correct(model, table, Y)
     assert 50 < int(before.sum()) < 250
     table[places, 20] = 77.0  # a token that does not exist
-    after = right_of_each(model, table, Y)
+    after = correct(model, table, Y)
     before[places] = False
     assert torch.equal(before, after)
 
@@ -237,7 +238,7 @@ def test_a_vectorization_rule_that_mixes_records_is_not_used() -> None:
 
     model, X = Model(), torch.randn(300, 3, generator=G) + 3
     expected = (model.layer(X) > 0).flatten()
-    assert torch.equal(right_of_each(model, X, torch.ones(300).long()), expected)
+    assert torch.equal(correct(model, X, torch.ones(300).long()), expected)
 
 
 def test_what_a_model_writes_to_its_buffers_is_forgotten() -> None:
@@ -254,10 +255,8 @@ def test_what_a_model_writes_to_its_buffers_is_forgotten() -> None:
 
     model = Remembers()
     assert (
-        right_of_each(model, X[:30], Y[:30]).tolist()
-        == [bool(right_of_each(model, x, y)) for x, y in zip(X.split(1), Y.split(1), strict=True)][
-            :30
-        ]
+        correct(model, X[:30], Y[:30]).tolist()
+        == [bool(correct(model, x, y)) for x, y in zip(X.split(1), Y.split(1), strict=True)][:30]
     )
     assert model.seen == 0
 
