@@ -46,12 +46,11 @@ from benchmarks.common import (
     seconds,
 )
 from botorch_dp.acquisition import GradientTrace
-from botorch_dp.acquisition.gradient_trace import regular_simplex
 from botorch_dp.descent import DPGIBO, Design
-from botorch_dp.descent.clipping import ClippedMean, Observations
 from botorch_dp.descent.settings import DescentSettings
+from botorch_dp.descent.step import ClippedMean, Observations
 from botorch_dp.models import public_gp
-from botorch_dp.models.gradient import KernelFactor
+from botorch_dp.models.gradient import KernelFactor, regular_simplex
 from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.privacy import gaussian_mechanism
 from botorch_dp.privacy.mechanisms import ExactNoise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple, overload
 
@@ -44,6 +44,7 @@ from botorch_dp.scores import (
     F1,
     OWN_RECORD_ONLY,
     PerRecordLosses,
+    ScoreDiagnostics,
     Statistic,
     check_per_record,
     checked_scores,
@@ -52,6 +53,7 @@ from botorch_dp.scores import (
     known_num_records,
     per_record_scores,
     warn_of_narrow_bounds,
+    warning_of_one_column,
 )
 
 __all__ = [
@@ -79,26 +81,6 @@ class Evaluations(NamedTuple):
     X: Tensor
     Y: Tensor
     Yvar: Tensor
-
-
-@dataclass
-class ObjectiveDiagnostics:
-    """**Sensitive.** How many scores were outside the bounds, over all evaluations.
-
-    Look at them while you choose ``bounds`` on data you may look at; never publish them, and never
-    let a run depend on them.
-    """
-
-    num_below: int = field(default=0, repr=False)
-    num_above: int = field(default=0, repr=False)
-    num_nan: int = field(default=0, repr=False)
-
-    def count(self, scores: Tensor, bounds: tuple[float, float]) -> None:
-        """Add the scores of one evaluation."""
-        scores = scores.detach().double()
-        self.num_below += int((scores < bounds[0]).sum())
-        self.num_above += int((scores > bounds[1]).sum())
-        self.num_nan += int(scores.isnan().sum())
 
 
 @dataclass(frozen=True)
@@ -156,14 +138,6 @@ class ObjectivePlan:
 
     def __str__(self) -> str:
         return f"{self.evaluations} evaluations. {self.advice}\n{self.guarantee}"
-
-
-def one_column_warning(name: str) -> str:
-    """What to say where scores have a single column."""
-    return (
-        f"`{name}` is of one record: a single column is protected as one record, so the noise is "
-        "as large as the range of a score. Return one column for each record, not their mean."
-    )
 
 
 class PrivateObjective:
@@ -241,8 +215,8 @@ class PrivateObjective:
         self.ledger = ledger
         self.negate = bool(negate)
         self.label = label
-        #: **Sensitive**; see :class:`ObjectiveDiagnostics`.
-        self.diagnostics = ObjectiveDiagnostics()
+        #: **Sensitive**; see :class:`ScoreDiagnostics`.
+        self.diagnostics = ScoreDiagnostics()
         self._width = self.bounds[1] - self.bounds[0]
         # The variance of the noise must be a number, before anything is charged for it.
         if not 1e-100 <= self._width / self.mu <= 1e100:
@@ -457,7 +431,7 @@ class PrivateObjective:
                 self.num_records = scores.shape[1]
             num_records = self.num_records
         if is_first and num_records == 1:  # the number of columns is public
-            warn_caller(one_column_warning("record_losses"))
+            warn_caller(warning_of_one_column("record_losses"))
         # Another thread may have settled it while this one was reading.
         return checked_scores(scores, num_points=len(scores), num_records=num_records).shape[1]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import numpy as np
@@ -165,6 +166,34 @@ def clipped_sum(scores: Tensor, bounds: tuple[float, float], *, nan_as: float) -
     values = scores.detach().cpu().double().nan_to_num(nan=nan_as).clamp(low, high)
     levels = (values - low) / (high - low) * grid_levels(len(scores))
     return float(levels.round().sum())
+
+
+@dataclass
+class ScoreDiagnostics:
+    """**Sensitive.** How many scores were outside the bounds, over all evaluations.
+
+    Look at them while you choose ``bounds`` on data you may look at; never publish them, and never
+    let a run depend on them.
+    """
+
+    num_below: int = field(default=0, repr=False)
+    num_above: int = field(default=0, repr=False)
+    num_nan: int = field(default=0, repr=False)
+
+    def count(self, scores: Tensor, bounds: tuple[float, float]) -> None:
+        """Add the scores of one evaluation."""
+        scores = scores.detach().double()
+        self.num_below += int((scores < bounds[0]).sum())
+        self.num_above += int((scores > bounds[1]).sum())
+        self.num_nan += int(scores.isnan().sum())
+
+
+def warning_of_one_column(name: str) -> str:
+    """What to say where scores have a single column."""
+    return (
+        f"`{name}` is of one record: a single column is protected as one record, so the noise is "
+        "as large as the range of a score. Return one column for each record, not their mean."
+    )
 
 
 # --- Scores of all records together, which one record moves by a known amount. ---

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from botorch_dp.descent.clipping import ClippedMean
 from botorch_dp.descent.settings import DescentSettings
+from botorch_dp.descent.step import ClippedMean
 from botorch_dp.errors import BudgetExhausted
 from botorch_dp.objectives import PrivateObjective, clipped_sum, grid_levels
 from botorch_dp.outsourced.curator import PrivateAnswers

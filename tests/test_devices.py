@@ -38,15 +38,15 @@ from botorch_dp.acquisition import (
     PrivateUpperConfidenceBound,
     UCBSchedule,
 )
-from botorch_dp.acquisition.gradient_trace import (
+from botorch_dp.descent import DPGIBO
+from botorch_dp.integrations.estimators import DPClassifier
+from botorch_dp.models import FiniteSetGP, public_gp
+from botorch_dp.models.gradient import (
     leading_basis,
     place_stencil,
     radius_grid,
     stencil_directions,
 )
-from botorch_dp.descent import DPGIBO
-from botorch_dp.integrations.estimators import DPClassifier
-from botorch_dp.models import FiniteSetGP, public_gp
 from botorch_dp.outsourced import GaussianNoiseCurator, Modeler, RandomProjectionCurator
 from botorch_dp.privacy import NeighboringRelation, PrivacyBudget
 from botorch_dp.release import PrivateGPUCB

@@ -33,6 +33,7 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.objectives import per_record_scores
 from botorch_dp.scores import _like_training
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
+from botorch_dp.tuning.routes.selection import SelectionRoute
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))
@@ -468,8 +469,9 @@ def test_not_to_tune_is_always_a_candidate(tmp_path):
     assert scores.incumbent == {"C": 1.0}
     options = {"bounds": (0.0, 1.0), "budget": PrivacyBudget(1e4), "evaluations": 6}
     search = PrivateSearch(scores, useless, **options)
-    assert search.candidates(6)[:2] == [useless.middle(), {"C": 1.0}]
-    assert len(search.candidates(6)) == 6 and search.plan().evaluations == {"selection": 6}
+    compared = SelectionRoute(search.settings, False).candidates
+    assert compared[:2] == [useless.middle(), {"C": 1.0}]
+    assert len(compared) == 6 and search.plan().evaluations == {"selection": 6}
     assert search.run().config.value == {"C": 1.0}
     search.run(checkpoint=tmp_path / "run")
     scores.incumbent = {"C": 2.0}
@@ -477,7 +479,8 @@ def test_not_to_tune_is_always_a_candidate(tmp_path):
         PrivateSearch(scores, useless, **options).run(checkpoint=tmp_path / "run")
     wrong = per_record_scores(LogisticRegression(C=-1.0), SPACE, TRAIN, VALIDATION)
     assert wrong.incumbent is None
-    assert PrivateSearch(wrong, SPACE, **options).candidates(6)[0] == SPACE.middle()
+    settings = PrivateSearch(wrong, SPACE, **options).settings
+    assert SelectionRoute(settings, False).candidates[0] == SPACE.middle()
 
 
 def test_a_search_in_eight_lines():

@@ -123,7 +123,7 @@ def test_diagnostics_count_and_hide() -> None:
     objective(point(3))
     found = objective.diagnostics
     assert (found.num_nan, found.num_below, found.num_above) == (3, 6, 3)
-    assert repr(found) == "ObjectiveDiagnostics()"
+    assert repr(found) == "ScoreDiagnostics()"
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16])

@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader
 from botorch_dp.descent import DPGIBO, private_start
 from botorch_dp.integrations.estimators import DPClassifier, DPRegressor
 from botorch_dp.integrations.opacus import PrivacyEngine
-from botorch_dp.objectives import ObjectiveDiagnostics, PrivateObjective
+from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import PrivacyBudget, Release
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import AUC, F1, as_numbers, checked_scores, per_record_scores
@@ -56,8 +56,8 @@ from botorch_dp.training.calls import correct_alone
 from botorch_dp.training.records import DatasetRecords, TrainingRecords
 from botorch_dp.tuning import PrivateSearch
 from botorch_dp.tuning.private_fit import Training
-from botorch_dp.tuning.searching import ScoreTable
-from botorch_dp.tuning.slopes import clip_norm, clipped_slopes, slope_weights
+from botorch_dp.tuning.routes.base import ScoreTable
+from botorch_dp.tuning.routes.slope import clip_norm, clipped_slopes, slope_weights
 from botorch_dp.tuning.trainings import Scoring
 
 N = 30
@@ -307,7 +307,7 @@ def table_of(records: list[Any]) -> Any:
     search = search_of(records)
     assert set(search.run().config.value) == {"x"}
     with Run(None, what="a search", settings={}) as run:
-        table = ScoreTable(search, run, search.run().diagnostics, lambda _: None)
+        table = ScoreTable(search.settings, search.record_scores, run, lambda _: None)
         return table.losses(0, [{"x": 0.5}])
 
 
@@ -315,10 +315,9 @@ def sloped(records: list[Any]) -> float:
     """A slope, of a record's losses at two points of a line."""
     table = as_objects(records)
     table[1] = table[1][::-1]
-    search = search_of(records)
-    search.record_scores = lambda configs: table[: len(configs)]
+    settings = search_of(records).settings
     with Run(None, what="a search", settings={}) as run:
-        losses = ScoreTable(search, run, ObjectiveDiagnostics(), lambda _: None)
+        losses = ScoreTable(settings, lambda configs: table[: len(configs)], run, lambda _: None)
         rows = losses.losses(0, [{"x": 0.0}, {"x": 1.0}])
     weights = slope_weights(torch.tensor([[0.0], [1.0]]).double())
     return float(clipped_slopes(weights, [rows]).value()[0]) * N
@@ -377,7 +376,11 @@ SUBJECTS |= {
     ),
     # The exchanged record and the one whose second loss it takes: two of them.
     "a slope of a search": Subject(
-        ("botorch_dp.tuning.slopes.clipped_slopes",), sloped, VALUES, STRANGE, 2 * 2 * clip_norm(1)
+        ("botorch_dp.tuning.routes.slope.clipped_slopes",),
+        sloped,
+        VALUES,
+        STRANGE,
+        2 * 2 * clip_norm(1),
     ),
     # The exchanged record and the one whose second loss it takes: two of them.
     "DPGIBO": Subject(

@@ -288,7 +288,7 @@ MUTANTS = [
         ),
     ),
     *_mutants(
-        "descent/clipping.py",
+        "descent/step.py",
         f"{BOUNDARIES} descent/test_clipping.py",
         ("clip_norm * (1 - (4 * num_records + 2 * dim + 16) * _EPS)", "clip_norm"),
         ("62 - math.ceil(math.log2(num_records))", "63 - math.ceil(math.log2(num_records))"),
@@ -297,9 +297,9 @@ MUTANTS = [
         ("entries &= -finite.long()", "entries &= -1"),
     ),
     *_mutants(
-        "descent/dp_gibo.py",
+        "descent/step.py",
         "descent/test_dp_gibo.py",
-        ("sensitivity = 2 * settings.clip_norm /", "sensitivity = settings.clip_norm /"),
+        ("sensitivity = 2 * clip_norm /", "sensitivity = clip_norm /"),
     ),
     *_mutants(
         "descent/settings.py",
@@ -384,7 +384,7 @@ MUTANTS = [
         ("max(self.budget.delta, self.test_budget.delta)", "self.budget.delta"),
     ),
     *_mutants(
-        "tuning/slopes.py",
+        "tuning/routes/slope.py",
         "tuning/test_slopes.py tuning/test_private_search.py",
         ("sensitivity = 2 * clip_norm(len(mean))", "sensitivity = clip_norm(len(mean))"),
         ('norm="l1")', 'norm="l2")'),

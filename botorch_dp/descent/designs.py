@@ -17,14 +17,14 @@ from botorch_dp._checks import (
     check_positive,
     check_tensor,
 )
-from botorch_dp.acquisition.gradient_trace import (
+from botorch_dp.models.gradient import (
+    GradientBelief,
     Stencil,
     leading_basis,
     place_stencil,
     radius_grid,
     stencil_directions,
 )
-from botorch_dp.models.gradient import GradientBelief
 from botorch_dp.models.kernels import KernelDerivatives
 
 DesignName = Literal["simplex", "central", "optimize"]
@@ -125,11 +125,6 @@ class Design:
             if radius is not None:
                 check_positive("radius", radius)
 
-    @property
-    def has_unknown_mean(self) -> bool:
-        """Whether the losses vary around an unknown constant."""
-        return self.mean == "constant"
-
     def size(self, dim: int) -> int:
         """How many points a step asks for, at most, in ``dim`` dimensions."""
         if self.batch_size is not None:
@@ -182,10 +177,10 @@ class Design:
     ) -> tuple[Proposal, float]:
         """``count`` points at the best of some radii, and the trace they would leave if needed."""
         stencil: Stencil = "central" if self.name == "central" else "simplex"
-        basis = leading_basis(belief.covariance, belief.units)
-        directions = stencil_directions(stencil, count, basis)
+        units = belief.units
+        directions = stencil_directions(stencil, count, leading_basis(belief.covariance, units))
         candidates = place_stencil(
-            belief.location, directions, belief.location.new_tensor(radii), belief.units, box
+            belief.location, directions, belief.location.new_tensor(radii), units, box
         )
         is_wanted = self.tolerance is not None or self.name == "optimize"
         if len(radii) == 1 and not is_wanted:

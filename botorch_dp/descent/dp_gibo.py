@@ -8,7 +8,6 @@ around it, infers each record's gradient by a Gaussian process given all losses 
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from botorch_dp._checks import check_callable, check_count, check_positive
 from botorch_dp._progress import ProgressBar
-from botorch_dp.descent.clipping import ClippedMean, Observations, PreparedStep, read_losses
 from botorch_dp.descent.designs import (
     Design,
     DesignName,
@@ -29,7 +27,6 @@ from botorch_dp.descent.designs import (
     observation_noise,
 )
 from botorch_dp.descent.settings import (
-    DescentDiagnostics,
     DescentPlan,
     DescentResult,
     DescentSettings,
@@ -37,10 +34,16 @@ from botorch_dp.descent.settings import (
     check_public_kernel,
     described_kernel,
 )
+from botorch_dp.descent.step import (
+    DescentDiagnostics,
+    Observations,
+    PreparedStep,
+    read_losses,
+)
 from botorch_dp.errors import PrivacyError
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
-from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release, gaussian_mechanism
+from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
 from botorch_dp.privacy.guarantee import ONE_RECORD
 from botorch_dp.privacy.ledger import check_payment
 from botorch_dp.privacy.runs import Run
@@ -146,8 +149,8 @@ class DPGIBO:
         self,
         record_losses: PerRecordLosses,
         initial: Tensor,
-        *,
         kernel: Kernel,
+        *,
         mu: float,
         steps: int,
         clip_norm: float,
@@ -325,17 +328,29 @@ class DPGIBO:
             previous=next(sampled, None),
         )
 
-        @functools.cache
-        def read() -> tuple[Observations, ClippedMean]:
-            observations = prepared.answered(self._ask(prepared.points))
-            return observations, prepared.clipped_mean(observations, settings.clip_norm)
+        def observe() -> Observations:
+            X, n = prepared.points, done.num_records
+            if len(X) == 0:
+                return prepared.answered(X.new_zeros(0, n or 0))
+            # The first answer settles the number of records.
+            return prepared.answered(read_losses(self._record_losses, X, n))
 
-        gradient = self._noisy(run, read)
-        # A gradient may have been replayed; its losses are needed by the steps to come.
-        seen, mean = read()
+        # One stream for each step, so that a resumed simulation continues bit for bit.
+        seed = None if settings.unsafe_seed is None else (settings.unsafe_seed << 32) + done.steps
+        gradient = prepared.release(
+            run,
+            observe,
+            clip_norm=settings.clip_norm,
+            mu=settings.step_mu,
+            price=settings.step_price,
+            key=f"step {done.steps}",
+            label=f"DP-GIBO step {done.steps + 1} of {settings.steps}",
+            unsafe_seed=seed,
+        )
+        seen = gradient.observations
         evaluations, trace = len(prepared.points), float(prepared.belief.trace)
         record = StepRecord(evaluations, len(prepared.factor), prepared.radius, trace)
-        with self._descended(gradient) as location:
+        with self._descended(gradient.value) as location:
             taken = _Progress(
                 seen,
                 (*done.trajectory, location),
@@ -344,35 +359,7 @@ class DPGIBO:
             )
             self._store(run, taken)
             self._progress = taken
-        self._diagnostics.add(mean)
-
-    def _ask(self, X: Tensor) -> Tensor:
-        """The losses of all records at ``X``; the first answer settles their number."""
-        n = self._progress.num_records
-        return read_losses(self._record_losses, X, n) if X.shape[0] else X.new_zeros(0, n or 0)
-
-    def _noisy(self, run: Run, read: Callable[[], tuple[Observations, ClippedMean]]) -> Tensor:
-        """The noisy mean of the clipped gradients, ``d``: drawn once for each step of a run."""
-        settings, step = self._settings, self.steps_taken
-        if math.isinf(settings.mu):
-            return read()[1].value()
-        # One stream for each step, so that a resumed simulation continues bit for bit.
-        seed = None if settings.unsafe_seed is None else (settings.unsafe_seed << 32) + step
-
-        def draw(material: tuple[Observations, ClippedMean]) -> Tensor:
-            _, mean = material
-            sensitivity = 2 * settings.clip_norm / mean.num_records
-            return gaussian_mechanism(
-                mean.value(), sensitivity=sensitivity, mu=settings.step_mu, unsafe_seed=seed
-            ).value
-
-        return run.release(
-            settings.step_price,
-            draw,
-            read=read,
-            key=f"step {step}",
-            label=f"DP-GIBO step {step + 1} of {settings.steps}",
-        )
+        self._diagnostics.add(gradient.mean)
 
     @contextmanager
     def _descended(self, gradient: Tensor) -> Iterator[Tensor]:

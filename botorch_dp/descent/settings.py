@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from botorch.models.model import Model
@@ -18,13 +18,11 @@ from torch import Tensor
 
 from botorch_dp._checks import check_integer, check_positive, check_tensor
 from botorch_dp.descent.designs import Design
+from botorch_dp.descent.step import DescentDiagnostics
 from botorch_dp.errors import NotPublicError
 from botorch_dp.privacy import GaussianLoss, Guarantee, NeighboringRelation, PrivacyUnit, Release
 from botorch_dp.privacy.guarantee import ONE_RECORD, check_unit
 from botorch_dp.privacy.rounding import sqrt_below
-
-if TYPE_CHECKING:
-    from botorch_dp.descent.clipping import ClippedMean
 
 _MECHANISM = "Gaussian mechanism on clipped gradients"
 
@@ -285,28 +283,6 @@ class StepRecord:
     points: int
     radius: float
     trace: float
-
-
-@dataclass
-class DescentDiagnostics:
-    """**Sensitive**: exact counts over the records, for the owner of the records only.
-
-    Counts begin with the process: a resumed run has those of the steps it took itself.
-
-    Args:
-        clipped_fraction: For each step, the part of the records whose gradient was shortened.
-        not_finite: For each step, how many records had a gradient that counted as zero because it
-            was not finite.
-    """
-
-    clipped_fraction: list[float] = field(default_factory=list, repr=False)
-    not_finite: list[int] = field(default_factory=list, repr=False)
-
-    def add(self, mean: ClippedMean) -> None:
-        """Count a step."""
-        clipped, not_finite = mean.counts()
-        self.clipped_fraction.append(clipped / mean.num_records)
-        self.not_finite.append(not_finite)
 
 
 @dataclass(frozen=True, repr=False)

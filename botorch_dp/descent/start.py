@@ -17,9 +17,9 @@ from botorch_dp._checks import (
     check_size,
     check_tensor,
 )
-from botorch_dp.descent.clipping import Observations, PreparedStep, read_losses
 from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
 from botorch_dp.descent.settings import PER_RECORD, check_box
+from botorch_dp.descent.step import Observations, PreparedStep, read_losses
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.privacy import (
@@ -46,8 +46,8 @@ _CHOSEN = "the box and the bounds of a loss were chosen without the records"
 
 def private_start(
     record_losses: PerRecordLosses,
-    *,
     box: Tensor,
+    *,
     bounds: tuple[float, float],
     mu: float,
     num_points: int,

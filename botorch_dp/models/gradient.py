@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any, Literal, cast
 
 import torch
 from botorch.models.gpytorch import GPyTorchModel
@@ -324,6 +325,111 @@ def _solved(S: Tensor, A: Tensor) -> Tensor:
             raise ValueError("These points are too far away to compute with.") from error
         solution = torch.where((failed > 0)[..., None, None], inverse @ A, solution)
     return solution
+
+
+# --- Where to observe: points around the location. ---
+
+Stencil = Literal["simplex", "central"]
+# From far below the length-scale, where rounding bites, to where the kernel has forgotten.
+_SMALLEST_RADIUS, _LARGEST_RADIUS = 1e-3, 2.0
+
+
+def radius_grid(count: int, like: Tensor) -> Tensor:
+    """``count`` radii worth trying, evenly spaced in the logarithm, in length-scales."""
+    ends = math.log10(_SMALLEST_RADIUS), math.log10(_LARGEST_RADIUS)
+    return torch.logspace(*ends, count, dtype=like.dtype, device=like.device)
+
+
+def stencil_directions(stencil: Stencil, count: int, basis: Tensor) -> Tensor:
+    """``count`` directions in units of a radius, as a ``count x d`` tensor.
+
+    Args:
+        stencil: ``"simplex"``: the corners of a regular simplex (one more than the dimensions it
+            spans), then their mirror images. ``"central"``: mirrored pairs along the basis.
+            Further points repeat the stencil at half the radius, a quarter, and so on.
+        count: How many points, at least 1.
+        basis: A ``d x d`` orthonormal matrix. Fewer points than a full stencil spend themselves on
+            its first columns.
+    """
+    d = basis.shape[-1]
+    if stencil == "simplex":
+        corners = min(count, d + 1)
+        ring = regular_simplex(corners, like=basis) @ basis[:, : max(corners - 1, 1)].mT
+        if count <= corners:
+            return ring
+        ring = torch.cat((ring, -ring))
+    else:
+        ring = torch.stack((basis.mT, -basis.mT), dim=1).reshape(2 * d, d)
+    rings = -(-count // len(ring))
+    shrunken = [ring * 0.5**level for level in range(rings)]
+    return torch.cat(shrunken)[:count]
+
+
+def regular_simplex(corners: int, *, like: Tensor) -> Tensor:
+    """Unit vectors with equal angles that sum to zero, ``corners x max(corners - 1, 1)``.
+
+    The columns of Helmert's matrix, whose rows are orthonormal and orthogonal to the ones vector.
+    A single corner is the number 1. The result has the dtype and device of ``like``, is kept for
+    the next call, and is not to be changed.
+    """
+    return _regular_simplex(corners, like.dtype, like.device)
+
+
+@lru_cache(maxsize=8)
+def _regular_simplex(corners: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if corners == 1:
+        return torch.ones(1, 1, dtype=dtype, device=device)
+    column = torch.arange(corners, dtype=dtype, device=device)
+    row = column[1:].unsqueeze(-1)  # k = 1, ..., corners - 1
+    helmert = torch.where(column < row, 1.0, torch.where(column == row, -row, 0.0))
+    helmert = helmert / (row * (row + 1)).sqrt()
+    return helmert.mT * (corners / (corners - 1)) ** 0.5
+
+
+def place_stencil(
+    location: Tensor, directions: Tensor, radii: Tensor, units: Tensor, box: Tensor | None
+) -> Tensor:
+    """Points ``location + radius * units * direction``, moved as one into the box.
+
+    A stencil that crosses the box is shifted, not clamped: clamping flattens it, and a flat
+    stencil is blind in one direction. One that is wider than the box is shrunk in that coordinate.
+
+    Args:
+        location: A ``d``-vector inside ``box``.
+        directions: A ``q x d`` tensor.
+        radii: An ``r``-vector.
+        units: The length of one radius in each coordinate, ``d``.
+        box: A ``2 x d`` tensor, or None.
+
+    Returns:
+        An ``r x q x d`` tensor.
+    """
+    offsets = radii[:, None, None] * (units * directions)  # r x q x d
+    if box is None:
+        return location + offsets
+    lower, upper = box
+    # The location itself counts as part of the stencil: the shift is never larger than needed.
+    low = offsets.amin(dim=-2, keepdim=True).clamp_max(0)
+    high = offsets.amax(dim=-2, keepdim=True).clamp_min(0)
+    shrink = ((upper - lower) / (high - low).clamp_min(1e-300)).clamp_max(1)
+    low, high, offsets = low * shrink, high * shrink, offsets * shrink
+    centre = torch.maximum(torch.minimum(location, upper - high), lower - low)
+    return (centre + offsets).clamp(lower, upper)
+
+
+def leading_basis(covariance: Tensor, units: Tensor) -> Tensor:
+    """Orthonormal ``d x d`` directions, in ``units``, of the least known gradient components first.
+
+    Args:
+        covariance: The gradient's covariance, ``d x d``.
+        units: What one unit of a direction is in each coordinate, ``d``.
+    """
+    _, vectors = torch.linalg.eigh(covariance)  # ascending
+    basis, _ = torch.linalg.qr(vectors.flip(-1) / units.unsqueeze(-1))
+    return basis
+
+
+# --- The gradient of a model. ---
 
 
 class GradientPosterior:

@@ -96,11 +96,6 @@ class RadialDerivatives(KernelDerivatives):
     def fall(r: Tensor) -> Tensor:
         """``-profile'(r) / r``."""
 
-    @staticmethod
-    @abstractmethod
-    def bend(r: Tensor) -> Tensor:
-        """``-fall'(r) / r``."""
-
     @override
     def value(self, X1: Tensor, X2: Tensor) -> Tensor:
         return _RadialValue.apply(X1 / self.length_scales, X2 / self.length_scales, self)
@@ -124,16 +119,6 @@ class RadialDerivatives(KernelDerivatives):
             )
         steepest = self.fall_at_zero / self.length_scales.square()
         return torch.diag_embed(steepest.expand_as(location))
-
-    def gradient_gram(self, X: Tensor, Z: Tensor) -> Tensor:
-        """Prior covariance of the gradients at ``X`` (``m x d``) and ``Z``: ``m d x k d``."""
-        offsets = (X.unsqueeze(1) - Z.unsqueeze(0)) / self.length_scales  # m x k x d
-        r = torch.linalg.vector_norm(offsets, dim=-1)[..., None, None]
-        outer = offsets.unsqueeze(-1) * offsets.unsqueeze(-2)  # m x k x d x d
-        d = X.shape[-1]
-        blocks = self.fall(r) * torch.eye(d, dtype=X.dtype, device=X.device) - self.bend(r) * outer
-        scales = self.length_scales.expand(d)
-        return (blocks / scales.outer(scales)).transpose(1, 2).reshape(len(X) * d, len(Z) * d)
 
 
 class _RadialValue(torch.autograd.Function):
@@ -171,7 +156,7 @@ class _RBFDerivatives(RadialDerivatives):
     def profile(r: Tensor) -> Tensor:
         return torch.exp(-0.5 * r * r)
 
-    fall = bend = profile
+    fall = profile
 
 
 class Matern52Derivatives(RadialDerivatives):
@@ -189,11 +174,6 @@ class Matern52Derivatives(RadialDerivatives):
     def fall(r: Tensor) -> Tensor:
         s = _SQRT5 * r
         return (5.0 / 3.0) * (1 + s) * torch.exp(-s)
-
-    @staticmethod
-    @override
-    def bend(r: Tensor) -> Tensor:
-        return (25.0 / 3.0) * torch.exp(-_SQRT5 * r)
 
 
 class _PolynomialDerivatives(KernelDerivatives):

@@ -23,10 +23,10 @@ from torch import Tensor
 from botorch_dp.acquisition.gradient_trace import (
     GradientTrace,
     gen_gradient_trace_initial_conditions,
-    regular_simplex,
 )
 from botorch_dp.acquisition.hvpoi import believe
 from botorch_dp.models import GradientPosterior, public_gp
+from botorch_dp.models.gradient import regular_simplex
 
 D = 3
 

@@ -13,8 +13,8 @@ import torch
 from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
-from botorch_dp.descent import clipping as module
-from botorch_dp.descent.clipping import ClippedMean, Observations, read_losses
+from botorch_dp.descent import step as module
+from botorch_dp.descent.step import ClippedMean, Observations, read_losses
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
 

@@ -15,9 +15,8 @@ from scipy import stats
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from botorch_dp.descent import DPGIBO, Design, clipping
-from botorch_dp.descent import dp_gibo as module
-from botorch_dp.descent.clipping import ClippedMean
+from botorch_dp.descent import DPGIBO, Design
+from botorch_dp.descent.step import ClippedMean
 from botorch_dp.errors import PrivacyError
 from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.privacy import (
@@ -399,7 +398,7 @@ def half_noise(value: Tensor, *, sensitivity: float, **options: Any) -> Any:
 @pytest.mark.slow
 def test_audit_catches_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """With given seeds: of other draws as few, one set in ten thousand would not show it."""
-    monkeypatch.setattr(module, "gaussian_mechanism", half_noise)
+    monkeypatch.setattr("botorch_dp.descent.step.gaussian_mechanism", half_noise)
     bound, claim = audit(1, 500, seed=partial(next, itertools.count()))
     assert bound > claim
 
@@ -411,7 +410,7 @@ def test_noise_has_the_promised_distribution(broken: bool, monkeypatch: pytest.M
     Half the noise has a p-value of 1e-26, within a factor of 130 (one standard deviation).
     """
     if broken:
-        monkeypatch.setattr(module, "gaussian_mechanism", half_noise)
+        monkeypatch.setattr("botorch_dp.descent.step.gaussian_mechanism", half_noise)
     dim, n, steps, mu, bound = 1000, 10, 9, 0.5, 1.5
     run = DPGIBO(
         lambda X: X.new_zeros(len(X), n),
@@ -442,7 +441,7 @@ def test_a_record_moves_the_gradient_by_at_most_2b_over_n() -> None:
     changes: list[Any] = [torch.randn(DIM).double() * s for s in (1.0, 1e3, 1e150)]
     changes += [math.inf, math.nan, 1e300, -1e300]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clipping, "ClippedMean", Recorded)
+        patch.setattr("botorch_dp.descent.step.ClippedMean", Recorded)
         descent(squared_distance(data), clip_norm=bound, steps=1, unsafe_seed=0).run()
         for change in changes:
             neighbor = data.clone()

@@ -233,7 +233,7 @@ def test_a_failing_save_shows_nothing_and_is_repeated(
         shown.append(mechanism(*args, **options))
         return shown[-1]
 
-    monkeypatch.setattr("botorch_dp.descent.dp_gibo.gaussian_mechanism", recorded)
+    monkeypatch.setattr("botorch_dp.descent.step.gaussian_mechanism", recorded)
     with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
         run = tiny(ledger, losses=FailsAt(2), step_size=partial(torch.optim.Adam, lr=0.1))
         with pytest.raises(PowerCut):

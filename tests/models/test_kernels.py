@@ -23,7 +23,6 @@ from torch import Tensor
 
 from botorch_dp.models.kernels import (
     KernelDerivatives,
-    RadialDerivatives,
     ScaledDerivatives,
     kernel_derivatives,
 )
@@ -167,26 +166,6 @@ def test_closed_forms_are_differentiable_in_the_points(name: str) -> None:
     X = torch.rand(2, D, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(lambda Z: derivatives.value(Z, Z[:1]), (X,))
     assert torch.autograd.gradcheck(lambda Z: derivatives.gradient(LOCATION, Z), (X,))
-
-
-@pytest.mark.parametrize(
-    ("kernel", "formula"), [(ard_rbf, rbf_formula), (ard_matern, matern_formula)]
-)
-def test_covariance_of_gradients_at_several_points(
-    kernel: Callable[[], Kernel], formula: Formula
-) -> None:
-    X, Z = torch.rand(4, D, dtype=torch.double), torch.rand(2, D, dtype=torch.double) + 1
-    derivatives = kernel_derivatives(kernel(), like=X)
-    assert isinstance(derivatives, RadialDerivatives)
-    for i, x in enumerate(X):
-        for j, z in enumerate(Z):
-            pair = torch.cat((x, z))
-            hessian = torch.autograd.functional.hessian(lambda p: formula(p[:D], p[D:]), pair)
-            block = derivatives.gradient_gram(X, Z).reshape(4, D, 2, D)[i, :, j]
-            torch.testing.assert_close(block, hessian[:D, D:])
-    gram = derivatives.gradient_gram(X, X)
-    torch.testing.assert_close(gram[:D, :D], derivatives.gradient_covariance(X[0]))
-    assert torch.allclose(gram, gram.mT) and torch.linalg.eigvalsh(gram).min() > 0
 
 
 def test_matern_gradient_covariance_by_hand() -> None:

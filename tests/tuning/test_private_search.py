@@ -20,9 +20,11 @@ from botorch_dp.privacy import (
     gaussian_mu,
 )
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
-from botorch_dp.tuning import PrivateSearch, searching
-from botorch_dp.tuning.private_search import split_squares, split_sum
-from botorch_dp.tuning.searching import GradientModel
+from botorch_dp.tuning import PrivateSearch
+from botorch_dp.tuning.routes import base, descent, slope
+from botorch_dp.tuning.routes.base import split_squares, split_sum
+from botorch_dp.tuning.routes.descent import GradientModel, gradient_gram
+from botorch_dp.tuning.routes.selection import SelectionRoute
 
 N = 400
 PURE, GAUSSIAN = PrivacyBudget(1.0), PrivacyBudget(1.0, 1e-6)
@@ -180,11 +182,11 @@ def test_why_it_is_a_slope(changes, words):
     ("route", "changes", "words"),
     [
         ("gradient", {}, "route"),
-        ("descent", {"budget": PURE}, "needs a delta"),
+        ("descent", {"budget": PURE}, "no delta"),
         ("slope", {"space": SearchSpace(k=Choice("a", "b"))}, "no number"),
         ("descent", {"space": SearchSpace(k=Choice("a", "b"))}, "no number"),
-        ("slope", {"evaluations": 5}, "at least 5 evaluations"),
-        ("descent", {"evaluations": 5}, "at least 5 evaluations"),
+        ("slope", {"evaluations": 5}, "5 evaluations are too few"),
+        ("descent", {"evaluations": 5}, "5 evaluations are too few"),
     ],
 )
 def test_a_route_that_cannot_be_taken_is_refused_at_once(route, changes, words):
@@ -222,7 +224,8 @@ def test_up_to_four_numbers_are_compared_with_what_is_in_use():
 
     assert with_incumbent(4).plan().route == "selection"
     assert with_incumbent(5).plan().route == "descent"
-    assert with_incumbent(4).candidates(3)[1] == {f"x{i}": 0.9 for i in range(4)}
+    candidates = SelectionRoute(with_incumbent(4).settings, False).candidates
+    assert candidates[1] == {f"x{i}": 0.9 for i in range(4)}
     assert search(space=cube(2)).plan().route == "selection"
     assert search(space=cube(3)).plan().route == "descent"
 
@@ -240,15 +243,13 @@ def test_where_noise_hides_the_counts_a_small_clip_norm_is_preferred(monkeypatch
 
     def noted(*args, **kwargs):
         name = kwargs["key"]
-        index = searching.Searching._original(*args, **kwargs)
+        index = select(*args, **kwargs)
         if name.startswith("clip norm"):
-            chosen.append(searching._CLIP_NORMS[index])
+            chosen.append(descent.CLIP_NORMS[index])
         return index
 
-    monkeypatch.setattr(
-        searching.Searching, "_original", searching.Searching._selected, raising=False
-    )
-    monkeypatch.setattr(searching.Searching, "_selected", noted)
+    select = base.Releases.select
+    monkeypatch.setattr(base.Releases, "select", noted)
     for seed in range(8):
         search(
             budget=PrivacyBudget(0.3, 1e-6), evaluations=25, route="descent", unsafe_seed=seed
@@ -383,7 +384,6 @@ def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity
     route, draws, monkeypatch
 ):
     """Replaced by any other, with all releases held fixed; the sensitivity is what noise is told"""
-    from botorch_dp.tuning import searching, slopes
 
     def materials(table_of):
         got = []
@@ -401,10 +401,11 @@ def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity
             got.append((value, sensitivity, 1))
             return Release(0 * value, None, scale=1.0)
 
-        monkeypatch.setattr(searching, "exponential_mechanism", selected)
-        monkeypatch.setattr(searching, "gaussian_mechanism", noisy)
-        monkeypatch.setattr(searching, "laplace_mechanism", noisy)
-        monkeypatch.setattr(slopes, "laplace_mechanism", noisy_in_l1)
+        monkeypatch.setattr(base, "exponential_mechanism", selected)
+        monkeypatch.setattr(base, "gaussian_mechanism", noisy)
+        monkeypatch.setattr("botorch_dp.descent.step.gaussian_mechanism", noisy)
+        monkeypatch.setattr(base, "laplace_mechanism", noisy)
+        monkeypatch.setattr(slope, "laplace_mechanism", noisy_in_l1)
         space = SearchSpace(**cube(4).parameters, k=Choice("a", "b"))
         search(table_of, space, budget=RICH, route=route).run(release_score=True)
         return got
@@ -541,6 +542,23 @@ def test_answers_of_another_shape_are_refused(answer, error):
 
 
 # The model of released gradients.
+
+
+def test_gram_is_the_second_derivative_of_the_kernel():
+    X, Z = torch.rand(3, 2, dtype=torch.double), torch.rand(2, 2, dtype=torch.double) + 1
+
+    def kernel(pair):
+        s = math.sqrt(5) * torch.linalg.vector_norm((pair[:2] - pair[2:]) / 0.7)
+        return (1 + s + s**2 / 3) * torch.exp(-s)
+
+    gram = gradient_gram(X, Z, 0.7).reshape(3, 2, 2, 2)
+    for i, x in enumerate(X):
+        for j, z in enumerate(Z):
+            hessian = torch.autograd.functional.hessian(kernel, torch.cat((x, z)))
+            torch.testing.assert_close(gram[i, :, j], hessian[:2, 2:])
+    gram = gradient_gram(X, X, 0.7)
+    torch.testing.assert_close(gram[:2, :2], 5 / 3 / 0.49 * torch.eye(2).double())
+    assert torch.allclose(gram, gram.mT) and torch.linalg.eigvalsh(gram).min() > 0
 
 
 def test_gram_is_the_derivative_of_the_covariance_with_values():

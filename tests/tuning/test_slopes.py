@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from botorch_dp.descent.clipping import ClippedMean
+from botorch_dp.descent.step import ClippedMean
 from botorch_dp.privacy import Guarantee, PrivacyUnit, PureLoss
 from botorch_dp.privacy.audit import AuditReport, audit_epsilon
-from botorch_dp.tuning.slopes import (
+from botorch_dp.tuning.routes.slope import (
     clip_norm,
     clipped_slopes,
     downhill,

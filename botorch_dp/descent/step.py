@@ -1,14 +1,18 @@
-"""From losses of single records to the mean of their clipped gradients.
+"""One step of DP-GIBO [Sopa2025]: the noisy mean of clipped gradients at a location.
 
-The losses are asked for, kept in a table and turned into gradients, a chunk of the records at a
-time; the mean of the clipped gradients has a sensitivity that holds in floating point too.
+Where to ask follows from what was released; the losses of all records there are kept in a table and
+turned into gradients, a chunk of the records at a time. The mean of the clipped gradients has a
+sensitivity that holds in floating point too, and is released with Gaussian noise. Where to go next
+is for the caller to say: :class:`~botorch_dp.descent.DPGIBO` follows an optimizer, and the descent
+of :class:`~botorch_dp.tuning.PrivateSearch` a Gaussian process on what was released.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -16,6 +20,8 @@ from torch import Tensor
 
 from botorch_dp.descent.designs import Design
 from botorch_dp.models.gradient import GradientBelief, KernelFactor
+from botorch_dp.privacy import Guarantee, gaussian_mechanism
+from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import PerRecordLosses, checked_scores
 
 _EPS, _TINY = torch.finfo(torch.double).eps, torch.finfo(torch.double).tiny
@@ -135,7 +141,7 @@ class PreparedStep:
         """
         size = design.size(len(location))
         before = observations.within(max(0, design.max_points - size))
-        belief = GradientBelief(before.factor, location, unknown_mean=design.has_unknown_mean)
+        belief = GradientBelief(before.factor, location, unknown_mean=design.mean == "constant")
         proposal = design.propose(belief, box=box, step=number, steps=steps, previous=previous)
         points = placed(proposal.points)
         factor, kept = before.factor.extended(points, noise)
@@ -154,6 +160,73 @@ class PreparedStep:
         for gradients in observations.gradients(weights):
             mean.add(gradients)
         return mean
+
+    def release(
+        self,
+        run: Run,
+        observe: Callable[[], Observations],
+        *,
+        clip_norm: float,
+        mu: float,
+        price: Guarantee,
+        key: str,
+        label: str,
+        unsafe_seed: int | None,
+    ) -> NoisyGradient:
+        """The noisy mean of the clipped gradients, drawn once under its key.
+
+        Guarantee: ``mu``-Gaussian differential privacy. A record enters through its own column of
+        losses, that is through one vector of norm at most ``B``, so replacing it moves the mean by
+        at most ``2 B / n``.
+
+        Args:
+            run: Stores what is drawn; its ledger is charged before the records are asked.
+            observe: Asks the records, and returns all observations, these included.
+            clip_norm: ``B``.
+            mu: The privacy parameter of this step; infinite for no noise, which nobody charges.
+            price: What a ledger is charged.
+            key: Names the gradient in the run.
+            label: The ledger's note.
+            unsafe_seed: Of simulated noise, or None for real noise.
+        """
+
+        @functools.cache
+        def read() -> tuple[Observations, ClippedMean]:
+            observations = observe()
+            return observations, self.clipped_mean(observations, clip_norm)
+
+        def draw(material: tuple[Observations, ClippedMean]) -> Tensor:
+            mean = material[1]
+            sensitivity = 2 * clip_norm / mean.num_records
+            return gaussian_mechanism(
+                mean.value(), sensitivity=sensitivity, mu=mu, unsafe_seed=unsafe_seed
+            ).value
+
+        if math.isinf(mu):
+            value = read()[1].value()
+        else:
+            value = run.release(price, draw, read=read, key=key, label=label)
+        # A gradient may have been replayed; its losses are needed by the steps to come.
+        observations, mean = read()
+        std = 0.0 if math.isinf(mu) else 2 * clip_norm / (mean.num_records * mu)
+        return NoisyGradient(value, std, observations, mean)
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyGradient:
+    """What one step released, and what it read for that.
+
+    Args:
+        value: The noisy mean of the clipped gradients, ``d``. Released.
+        noise_std: Of the noise on each coordinate; public.
+        observations: All that was observed. **Sensitive.**
+        mean: The mean without noise, with its counts. **Sensitive.**
+    """
+
+    value: Tensor
+    noise_std: float
+    observations: Observations
+    mean: ClippedMean
 
 
 def read_losses(record_losses: PerRecordLosses, X: Tensor, num_records: int | None) -> Tensor:
@@ -250,3 +323,25 @@ class ClippedMean:
         """How many gradients were shortened, and how many were not finite. **Sensitive.**"""
         clipped, finite = self._counts.tolist()
         return clipped, self._seen - finite
+
+
+@dataclass
+class DescentDiagnostics:
+    """**Sensitive**: exact counts over the records, for the owner of the records only.
+
+    Counts begin with the process: a resumed run has those of the steps it took itself.
+
+    Args:
+        clipped_fraction: For each step, the part of the records whose gradient was shortened.
+        not_finite: For each step, how many records had a gradient that counted as zero because it
+            was not finite.
+    """
+
+    clipped_fraction: list[float] = field(default_factory=list, repr=False)
+    not_finite: list[int] = field(default_factory=list, repr=False)
+
+    def add(self, mean: ClippedMean) -> None:
+        """Count a step."""
+        clipped, not_finite = mean.counts()
+        self.clipped_fraction.append(clipped / mean.num_records)
+        self.not_finite.append(not_finite)

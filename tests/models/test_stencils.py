@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from botorch_dp.acquisition.gradient_trace import (
+from botorch_dp.models.gradient import (
     leading_basis,
     place_stencil,
     regular_simplex,
