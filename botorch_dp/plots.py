@@ -83,7 +83,9 @@ def plot_front(
     for index, front in enumerate(fronts):
         color = f"C{index}"
         if trials:
-            _draw_trials(ax, front, smallest, label="trials" if index == 0 else None)
+            every = front.all_points.numpy()
+            label = "trials" if index == 0 else None
+            ax.plot(_log_safe(every[:, 0], smallest), every[:, 1], label=label, **_TRIALS)
         points = _projected(front)
         if front.observed is not None:
             observed = _projected(front.observed)
@@ -291,12 +293,6 @@ def _draw_steps(
     )
 
 
-def _draw_trials(ax: Axes, front: ParetoFront, smallest: float, *, label: str | None) -> None:
-    """All points."""
-    points = front.all_points.numpy()
-    ax.plot(_log_safe(points[:, 0], smallest), points[:, 1], label=label, **_TRIALS)
-
-
 def _draw_recommended(
     ax: Axes,
     front: ParetoFront,
@@ -325,9 +321,8 @@ def _draw_recommended(
     )
     if front.shrunken is None:
         return [_EXPECTED]
-    points = non_dominated(front.shrunken.points[:, :2]).numpy()
-    label = front.shrunken.label
-    _draw_steps(ax, points, smallest, until, color="C1", linestyle=":", label=label)
+    style = {"color": "C1", "linestyle": ":", "label": front.shrunken.label}
+    _draw_steps(ax, _projected(front.shrunken), smallest, until, **style)
     return [_EXPECTED + _LUCKY]
 
 

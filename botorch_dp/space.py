@@ -138,12 +138,16 @@ class _Scale:
         if shift is not None and shift >= self.high:
             raise ValueError(f"`shift` = {shift} must lie below the high end {self.high}.")
 
-    def _positions(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def encode(self, values: Sequence[float]) -> NDArray[np.float64]:
+        """Positions of values."""
+        given = np.asarray(values, dtype=np.float64)
         if self.low == self.high:
-            return np.zeros_like(values)
+            return np.zeros_like(given)
         if self.log:
-            return np.log(values / self.low) / math.log(self.high / self.low)
-        return (values - self.low) / (self.high - self.low)
+            positions = np.log(given / self.low) / math.log(self.high / self.low)
+        else:
+            positions = (given - self.low) / (self.high - self.low)
+        return np.clip(positions, 0.0, 1.0)
 
     def _values(self, positions: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.log:
@@ -185,9 +189,7 @@ class Real(_Scale):
         """Values at positions in [0, 1]."""
         return self._shortened(self._values(positions))
 
-    def encode(self, values: Sequence[float]) -> NDArray[np.float64]:
-        """Positions of values."""
-        return np.clip(self._positions(np.asarray(values, dtype=np.float64)), 0.0, 1.0)
+    spread = decode
 
     def draw(self, u: NDArray[np.float64]) -> list[float]:
         """Values at the quantiles ``u`` of the sampling distribution."""
@@ -238,9 +240,7 @@ class Integer(_Scale):
         """The integers nearest to the values at positions in [0, 1]."""
         return [int(value) for value in np.rint(self._values(positions))]
 
-    def encode(self, values: Sequence[int]) -> NDArray[np.float64]:
-        """Positions of values."""
-        return np.clip(self._positions(np.asarray(values, dtype=np.float64)), 0.0, 1.0)
+    spread = decode
 
     def draw(self, u: NDArray[np.float64]) -> list[int]:
         """Integers at the quantiles ``u`` of the sampling distribution.
@@ -394,32 +394,20 @@ class SearchSpace:
                 "The search space is empty: name at least one parameter, as in "
                 "SearchSpace(learning_rate=Real(1e-3, 1.0, log=True))."
             )
-        self._parameters = dict(parameters)
+        #: The parameters by name.
+        self.parameters: Mapping[str, Parameter] = dict(parameters)
         self._conditions = _checked_conditions(parameters)
         self.constraints = tuple(constraints)
         self.products = tuple(_checked_product(product, parameters) for product in products)
-        self._columns: dict[str, slice] = {}
-        start = 0
-        for name, parameter in parameters.items():
-            width = len(parameter.values) if isinstance(parameter, Choice) else 1
-            self._columns[name] = slice(start, start + width)
-            start += width
-        self._dim = start
-
-    @property
-    def parameters(self) -> Mapping[str, Parameter]:
-        """The parameters by name."""
-        return dict(self._parameters)
-
-    @property
-    def dim(self) -> int:
-        """How many coordinates a code has: one for each number and each value of a choice."""
-        return self._dim
-
-    @property
-    def columns(self) -> Mapping[str, slice]:
-        """The coordinates of each parameter in a code."""
-        return dict(self._columns)
+        widths = [len(p.values) if isinstance(p, Choice) else 1 for p in parameters.values()]
+        ends = list(itertools.accumulate(widths))
+        #: How many coordinates a code has: one for each number and each value of a choice.
+        self.dim = ends[-1]
+        #: The coordinates of each parameter in a code.
+        self.columns: Mapping[str, slice] = {
+            name: slice(end - width, end)
+            for name, width, end in zip(parameters, widths, ends, strict=True)
+        }
 
     @property
     def has_conditions(self) -> bool:
@@ -429,8 +417,8 @@ class SearchSpace:
     def encode(self, configs: Sequence[Config]) -> Tensor:
         """The ``n x d`` codes of configs."""
         codes = np.empty((len(configs), self.dim))
-        for name, columns in self._columns.items():
-            parameter, width = self._parameters[name], columns.stop - columns.start
+        for name, columns in self.columns.items():
+            parameter, width = self.parameters[name], columns.stop - columns.start
             rows: slice | list[int] = slice(None)
             if name in self._conditions:
                 codes[:, columns] = 1 / width if isinstance(parameter, Choice) else 0.5
@@ -445,12 +433,8 @@ class SearchSpace:
         if self._conditions:
             configs = self.decode(codes)
             for name in self._conditions:
-                rows = torch.tensor(
-                    [name not in config for config in configs],
-                    dtype=torch.bool,
-                    device=codes.device,
-                )
-                idle[:, self._columns[name]] = rows.unsqueeze(-1)
+                rows = [[name not in config] for config in configs]
+                idle[:, self.columns[name]] = torch.tensor(rows, device=codes.device)
         return idle
 
     def decode(self, codes: Tensor) -> list[Config]:
@@ -458,15 +442,9 @@ class SearchSpace:
         positions = codes.detach().cpu().double().clamp(0, 1).numpy()
         if np.isnan(positions).any():
             raise ValueError("`codes` must be numbers, but hold NaN.")
+        parts = ((p, positions[:, self.columns[name]]) for name, p in self.parameters.items())
         return self._assemble(
-            [
-                p.decode(
-                    positions[:, columns] if isinstance(p, Choice) else positions[:, columns.start]
-                )
-                for p, columns in zip(
-                    self._parameters.values(), self._columns.values(), strict=True
-                )
-            ]
+            [p.decode(part if isinstance(p, Choice) else part[:, 0]) for p, part in parts]
         )
 
     def round(self, codes: Tensor) -> Tensor:
@@ -487,7 +465,7 @@ class SearchSpace:
         A point stands for one config, so constraints play no part here.
         """
         return self._assemble(
-            [p.draw(uniforms[:, i]) for i, p in enumerate(self._parameters.values())]
+            [p.draw(uniforms[:, i]) for i, p in enumerate(self.parameters.values())]
         )
 
     def spread(self, uniforms: NDArray[np.float64]) -> list[Config]:
@@ -496,10 +474,7 @@ class SearchSpace:
         Uniform in the scale of the models, whatever the distributions; without constraints.
         """
         return self._assemble(
-            [
-                p.spread(uniforms[:, i]) if isinstance(p, Choice) else p.decode(uniforms[:, i])
-                for i, p in enumerate(self._parameters.values())
-            ]
+            [p.spread(uniforms[:, i]) for i, p in enumerate(self.parameters.values())]
         )
 
     def sample(
@@ -511,7 +486,7 @@ class SearchSpace:
         found: list[Config] = []
         in_vain = 0
         while len(found) < count:
-            drawn = self.draw(generator.random((count, len(self._parameters))))
+            drawn = self.draw(generator.random((count, len(self.parameters))))
             allowed = self.allowed(drawn)
             in_vain = 0 if allowed else in_vain + count
             if in_vain >= _VAIN_DRAWS:
@@ -534,7 +509,7 @@ class SearchSpace:
                 Integers with fewer values than that take each of them once, choices all of theirs.
         """
         counts = self._level_counts(levels)
-        values = [p.levels(counts[name]) for name, p in self._parameters.items()]
+        values = [p.levels(counts[name]) for name, p in self.parameters.items()]
         size = math.prod(len(column) for column in values)
         if size > _LARGEST_GRID:
             raise ValueError(f"A grid of {size} points is too large; lower `levels`.")
@@ -552,15 +527,15 @@ class SearchSpace:
 
     def middle(self) -> Config:
         """The config in the middle of all ranges; where that breaks a constraint, a fixed other."""
-        (middle,) = self.spread(np.full((1, len(self._parameters)), 0.5))
+        (middle,) = self.spread(np.full((1, len(self.parameters)), 0.5))
         return middle if self.satisfies(middle) else self.sample(1, seed=0)[0]
 
     def check(self, config: Mapping[str, Any]) -> Config:
         """Return ``config`` as a plain dict in the space's order, or raise if it is outside."""
-        unknown = [name for name in config if name not in self._parameters]
+        unknown = [name for name in config if name not in self.parameters]
         checked: Config = {}
         missing, idle = [], []
-        for name, parameter in self._parameters.items():
+        for name, parameter in self.parameters.items():
             active = self.is_active(name, checked)
             if active and name in config:
                 checked[name] = parameter.check(name, config[name])
@@ -570,7 +545,7 @@ class SearchSpace:
                 idle.append(f"{name} (active={self._conditions[name]})")
         if missing or unknown or idle:
             raise ValueError(
-                f"`config` must have exactly the active ones of {list(self._parameters)}: "
+                f"`config` must have exactly the active ones of {list(self.parameters)}: "
                 f"missing {missing}, unknown {unknown}, not active {idle}."
             )
         if not self.satisfies(checked):
@@ -581,7 +556,7 @@ class SearchSpace:
         """JSON-ready description; of constraints it holds the names only."""
         described: dict[str, Any] = {
             name: {"kind": type(parameter).__name__, **_described(parameter)}
-            for name, parameter in self._parameters.items()
+            for name, parameter in self.parameters.items()
         }
         if self.constraints:
             described["constraints"] = [
@@ -598,7 +573,7 @@ class SearchSpace:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        inside = [f"{name}={parameter!r}" for name, parameter in self._parameters.items()]
+        inside = [f"{name}={parameter!r}" for name, parameter in self.parameters.items()]
         if self.constraints:
             inside.append(f"{len(self.constraints)} constraints")
         return f"SearchSpace({', '.join(inside)})"
@@ -608,7 +583,7 @@ class SearchSpace:
 
     def _of_values(self, values: Sequence[Any]) -> Config:
         """The config of values for all parameters, without those that are not active."""
-        config = dict(zip(self._parameters, values, strict=True))
+        config = dict(zip(self.parameters, values, strict=True))
         for name in self._conditions:
             if not self.is_active(name, config):
                 del config[name]
@@ -616,10 +591,10 @@ class SearchSpace:
 
     def _level_counts(self, levels: int | Mapping[str, int]) -> dict[str, int]:
         if not isinstance(levels, Mapping):
-            return dict.fromkeys(self._parameters, check_integer("levels", levels))
-        if set(levels) != set(self._parameters):
+            return dict.fromkeys(self.parameters, check_integer("levels", levels))
+        if set(levels) != set(self.parameters):
             raise ValueError(
-                f"`levels` must name exactly {list(self._parameters)}, got {list(levels)}."
+                f"`levels` must name exactly {list(self.parameters)}, got {list(levels)}."
             )
         return {name: check_integer(f"levels[{name!r}]", n) for name, n in levels.items()}
 

@@ -411,16 +411,14 @@ class Beliefs:
 
     def predict(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """Means and standard deviations, ``n x m``; NaN where an exact objective is undefined."""
-        means, stds = [], []
-        for index in range(len(self._scales)):
-            if index in self._gps:
-                mean, std = predicted(self._gps[index], candidates.codes)
-            else:
-                mean = self._exact_values(index, candidates.known)
-                std = torch.zeros_like(mean)
-            means.append(mean)
-            stds.append(std)
-        return torch.stack(means, dim=-1), torch.stack(stds, dim=-1)
+        parts = [
+            predicted(self._gps[index], candidates.codes)
+            if index in self._gps
+            else (mean := self._exact_values(index, candidates.known), torch.zeros_like(mean))
+            for index in range(len(self._scales))
+        ]
+        means, stds = (torch.stack(part, dim=-1) for part in zip(*parts, strict=True))
+        return means, stds
 
     def _means(self, candidates: Candidates) -> Tensor:
         """The means of :meth:`predict` alone, which take far less time."""

@@ -156,20 +156,16 @@ class ParetoFront:
 
         They show how much of the front is luck. The mean is over replicates, as everywhere else.
         """
-        pick: dict[str, Callable[[Sequence[float]], float]] = {
-            "best": max,
-            "mean": fmean,
-            "worst": min,
+        pick: dict[str, Callable[[Sequence[float]], float]]
+        pick = {"best": max, "mean": fmean, "worst": min}
+        fronts = {
+            name: [(trial.epsilon, 1 - chosen(trial.utilities)) for trial in self.trials]
+            for name, chosen in pick.items()
         }
-        fronts = {}
-        for name, chosen in pick.items():
-            points = torch.tensor(
-                [(trial.epsilon, 1 - chosen(trial.utilities)) for trial in self.trials],
-                dtype=torch.double,
-                device="cpu",
-            )
-            fronts[name] = points[front_places(points)]
-        return fronts
+        return {
+            name: non_dominated(torch.tensor(points, dtype=torch.double, device="cpu"))
+            for name, points in fronts.items()
+        }
 
     def reevaluate(self, replicates: int, **options: Any) -> ParetoFront:
         """Train the configs on the front again, with fresh seeds.

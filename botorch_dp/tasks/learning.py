@@ -153,7 +153,7 @@ def adult_logistic_sgd(
         >>> problem = adult_logistic_sgd(data="breast_cancer")
         >>> front = DPareto(problem, seed=0).run(32)
     """
-    return _binary_problem("logistic", data, "sgd", replicates, publish, engine)
+    return _problem("logistic", data, "sgd", replicates, publish, engine)
 
 
 def adult_logistic_adam(
@@ -167,7 +167,7 @@ def adult_logistic_adam(
 
     Arguments as in :func:`adult_logistic_sgd`.
     """
-    return _binary_problem("logistic", data, "adam", replicates, publish, engine)
+    return _problem("logistic", data, "adam", replicates, publish, engine)
 
 
 def adult_svm_sgd(
@@ -181,7 +181,7 @@ def adult_svm_sgd(
 
     Arguments as in :func:`adult_logistic_sgd`.
     """
-    return _binary_problem("svm", data, "sgd", replicates, publish, engine)
+    return _problem("svm", data, "sgd", replicates, publish, engine)
 
 
 def mnist_mlp1_sgd(
@@ -199,7 +199,7 @@ def mnist_mlp1_sgd(
         publish: As in :func:`adult_logistic_sgd`.
         engine: As in :func:`adult_logistic_sgd`.
     """
-    return _image_problem("mlp1", data, replicates, publish, engine)
+    return _problem("mlp1", data, "sgd", replicates, publish, engine)
 
 
 def mnist_mlp2_sgd(
@@ -213,7 +213,7 @@ def mnist_mlp2_sgd(
 
     Arguments as in :func:`mnist_mlp1_sgd`.
     """
-    return _image_problem("mlp2", data, replicates, publish, engine)
+    return _problem("mlp2", data, "sgd", replicates, publish, engine)
 
 
 def private_logistic_regression(
@@ -237,55 +237,6 @@ def private_logistic_regression(
     )
 
 
-def _binary_problem(
-    model: str,
-    data: str,
-    optimizer: Literal["sgd", "adam"],
-    replicates: int,
-    publish: bool,
-    engine: str,
-) -> PrivacyUtilityProblem:
-    check_choice("data", data, ("adult", "breast_cancer"))
-    num_records = len(_data(data).train_X)
-    space = SearchSpace(
-        epochs=Integer(1, 64, log=True, distribution=Uniform()),
-        batch_size=Integer(
-            8, min(512, num_records), log=True, distribution=TruncatedNormal(128, 64)
-        ),
-        learning_rate=Real(5e-4, 5e-2, log=True, distribution=ShiftedExponential(10.0))
-        if data == "adult"
-        else _BUNDLED_RATE,
-        clip_norm=Real(0.1, 4.0, log=True, distribution=ShiftedExponential(0.1)),
-        noise_variance=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.1)),
-        products=_PRODUCTS,
-    )
-    return _problem((model, data, optimizer), space, replicates, publish, engine)
-
-
-def _image_problem(
-    model: str,
-    data: str,
-    replicates: int,
-    publish: bool,
-    engine: str,
-) -> PrivacyUtilityProblem:
-    check_choice("data", data, ("mnist", "digits"))
-    num_records = len(_data(data).train_X)
-    space = SearchSpace(
-        epochs=Integer(1, 400, log=True, distribution=Uniform()),
-        batch_size=Integer(
-            16, min(4000, num_records), log=True, distribution=TruncatedNormal(800, 800)
-        ),
-        learning_rate=Real(1e-3, 0.5, log=True, distribution=ShiftedExponential(10.0))
-        if data == "mnist"
-        else _BUNDLED_RATE,
-        clip_norm=Real(0.1, 12.0, log=True, distribution=ShiftedExponential(0.5)),
-        noise_variance=Real(0.1, 16.0, log=True, distribution=ShiftedExponential(0.5)),
-        products=_PRODUCTS,
-    )
-    return _problem((model, data, "sgd"), space, replicates, publish, engine)
-
-
 def training_oracles(
     model: str, data: str, optimizer: str, *, publish: bool = False, engine: str = "auto"
 ) -> TrainingOracles:
@@ -303,20 +254,36 @@ def training_oracles(
 
 
 def _problem(
-    training: tuple[str, str, str],
-    space: SearchSpace,
-    replicates: int,
-    publish: bool,
-    engine: str,
+    model: str, data: str, optimizer: str, replicates: int, publish: bool, engine: str
 ) -> PrivacyUtilityProblem:
-    model, data, optimizer = training
+    images = model.startswith("mlp")
+    check_choice("data", data, ("mnist", "digits") if images else ("adult", "breast_cancer"))
+    num_records, bundled = len(_data(data).train_X), data in ("breast_cancer", "digits")
+    rate = Real(1e-3, 0.5, log=True, distribution=ShiftedExponential(10.0))
+    batch_size = Integer(
+        16, min(4000, num_records), log=True, distribution=TruncatedNormal(800, 800)
+    )
+    if not images:
+        rate = Real(5e-4, 5e-2, log=True, distribution=ShiftedExponential(10.0))
+        batch_size = Integer(
+            8, min(512, num_records), log=True, distribution=TruncatedNormal(128, 64)
+        )
+    noise = ShiftedExponential(0.5 if images else 0.1)
+    space = SearchSpace(
+        epochs=Integer(1, 400 if images else 64, log=True, distribution=Uniform()),
+        batch_size=batch_size,
+        learning_rate=_BUNDLED_RATE if bundled else rate,
+        clip_norm=Real(0.1, 12.0 if images else 4.0, log=True, distribution=noise),
+        noise_variance=Real(0.1, 16.0, log=True, distribution=noise),
+        products=_PRODUCTS,
+    )
     by = "" if engine == "auto" else f" by engine {engine}"
     return problem_of(
-        training_oracles(*training, publish=publish, engine=engine),
+        training_oracles(model, data, optimizer, publish=publish, engine=engine),
         space,
         delta=DELTA,
         replicates=replicates,
         name=f"{model} with DP-{optimizer.upper()} on {data}" + by,
         # Poisson batches cost less than the paper's.
-        publisher=partial(_trainer, *training, engine, "poisson"),
+        publisher=partial(_trainer, model, data, optimizer, engine, "poisson"),
     )
