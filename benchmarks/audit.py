@@ -27,6 +27,7 @@ from benchmarks.common import save_results
 from botorch_dp._checks import check_integer
 from botorch_dp.privacy import (
     Guarantee,
+    NeighboringRelation,
     PrivacyUnit,
     PureLoss,
     Release,
@@ -48,6 +49,7 @@ from botorch_dp.privacy.mechanisms import (
 )
 from botorch_dp.privacy.rounding import rounded_down, rounded_up
 from botorch_dp.privacy.selection import TrialNumber
+from botorch_dp.training.ranges import bin_counts, count_sensitivity, sorted_columns
 
 CONFIDENCE = 1 - 1e-6
 
@@ -187,6 +189,27 @@ def _share(*, against_mean: bool) -> Batched:
     return mechanism
 
 
+def _column_counts(
+    columns: int = 2, factor: float = 1.0, *, exact: bool = True, own_range: bool = False
+) -> Batched:
+    """A round of private ranges on two columns, with noise for so many, and the highest edges."""
+
+    def mechanism(data: list[list[float]], size: int) -> torch.Tensor:
+        table = np.array(data)
+        ends = (table.min(axis=0), table.max(axis=0)) if own_range else (-1.0, 1.0)
+        edges = np.linspace(*ends, 3, axis=-1) * np.ones((2, 1))
+        counts = bin_counts(sorted_columns(table), edges).ravel().tolist()
+        sensitivity = factor * count_sensitivity(columns, NeighboringRelation.REPLACE_ONE)
+        noisy = _gaussian(sensitivity, exact=exact)(counts, size)
+        return torch.cat([noisy, _repeat(edges[:, -1].tolist(), size)], dim=1)
+
+    return mechanism
+
+
+#: From a record below the middle to one above the last edge, in both columns.
+_REPLACED = torch.tensor(2 * [0.0, -1.0, 0.0, 1.0] + 2 * [1.0], dtype=torch.float64)
+
+
 def _torch_gaussian(data: list[float], size: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(next(_seeds))
     return _repeat(data, size) + torch.randn(size, 1, dtype=torch.float64, generator=generator)
@@ -292,6 +315,20 @@ CASES = [
         neighbor=[0.5, -7.0],
         claim=gaussian_guarantee(sensitivity=2.0, mu=1.0),
         delta=DELTA,
+    ),
+    Case(
+        "Private ranges",
+        _column_counts(),
+        {
+            "half the noise": Broken(_column_counts(factor=0.5, exact=False), 5000),
+            "a column forgotten": Broken(_column_counts(1, exact=False), 40_000),
+            "the range of the batch": Broken(_column_counts(exact=False, own_range=True), 5000),
+        },
+        data=[[0.5, 0.5], [0.5, 0.5], [-0.5, -0.5]],
+        neighbor=[[0.5, 0.5], [0.5, 0.5], [7.0, 7.0]],
+        claim=gaussian_guarantee(sensitivity=1.0, mu=1.0),
+        delta=DELTA,
+        projection=lambda counts: counts @ _REPLACED,
     ),
     Case(
         "Mean of scores",

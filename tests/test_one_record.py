@@ -53,6 +53,7 @@ from botorch_dp.training import (
     multilayer_perceptron,
 )
 from botorch_dp.training.calls import correct_alone
+from botorch_dp.training.ranges import bin_counts, private_ranges, sorted_columns
 from botorch_dp.training.records import DatasetRecords, TrainingRecords
 from botorch_dp.tuning import PrivateSearch
 from botorch_dp.tuning.private_fit import Training
@@ -592,6 +593,13 @@ def reaching(estimator: Any) -> Callable[[list[Any]], Any]:
     return numbers
 
 
+def binned(records: list[Any]) -> Any:
+    """The counts of a round of private ranges; and the release is made to its end."""
+    table = np.array([row for row, _ in records])
+    private_ranges(table, mu=1.0, unsafe_seed=0)
+    return bin_counts(sorted_columns(table), np.tile([-1e300, -0.5, 0.0, 0.5], (3, 1))).ravel()
+
+
 TRAINED: dict[str, Any] = {"delta": 1e-3, "bounds": (-1.0, 1.0), "epochs": 1, "unsafe_seed": 1}
 ESTIMATORS = {
     "DPClassifier": DPClassifier(5.0, classes=(0, 1), **TRAINED),
@@ -629,6 +637,9 @@ SUBJECTS |= {
         )
         for model in (made(Tokens), made(Branching), made(NETWORK))
     },
+    "private ranges": Subject(
+        (f"{TRAINING}.ranges.private_ranges",), binned, RECORDS, ODD_FLOATS, math.sqrt(6)
+    ),
     "a private fit's score": Subject(
         (
             "botorch_dp.tuning.trainings.Scoring",
@@ -843,6 +854,7 @@ MODULES = (
     "tuning.private_search",
     "tuning.private_fit",
     "tuning.trainings",
+    "training.ranges",
     "training.records",
     "training.calls",
     "training.inputs",

@@ -50,6 +50,7 @@ from botorch_dp.training import (
     TrainTest,
     logistic_loss,
     logistic_regression,
+    private_ranges,
 )
 from botorch_dp.tuning import PrivateFit, PrivateSearch, PrivateSelection
 from tools.names import public_names, source_of
@@ -263,6 +264,13 @@ ENTRIES: dict[str, Entry] = {
         lambda: {"value": 0.5, "sensitivity": 1.0, "mu": 0.1},
         {"value": ["one", None], "sensitivity": POSITIVE,
          "mu": [bad for bad in POSITIVE if bad is not None],
+         "ledger": NOT_A_LEDGER, "unsafe_seed": [0, *SEED]},
+    ),
+    "private_ranges": Entry(
+        mechanism(private_ranges, "X"),
+        lambda: {"X": VALUES.view(-1, 1), "mu": 0.1, "pieces": 2},
+        {"X": ["one", None, VALUES, VALUES.view(-1, 1)[:0]],
+         "mu": [bad for bad in POSITIVE if bad is not None], "pieces": COUNT_OR_NONE,
          "ledger": NOT_A_LEDGER, "unsafe_seed": [0, *SEED]},
     ),
     "exponential_mechanism": Entry(

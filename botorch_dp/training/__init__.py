@@ -12,7 +12,8 @@ What owns what, in the order in which a training passes through:
   parameters and never changes them.
 * ``step_rules``: how the parameters move along a noisy sum, and what of that a checkpoint keeps.
 
-``untuned`` says which settings a training gets that was given an epsilon and nothing else.
+``untuned`` says which settings a training gets that was given an epsilon and nothing else, and
+``ranges`` finds the ranges of columns privately.
 
 At the bottom: ``inputs`` (a tensor, or several by name), ``records`` (what the data may look like),
 ``calls`` (how a model is called, on a batch or on one record), ``isolation`` (which models and
@@ -30,6 +31,7 @@ from botorch_dp.training.networks import (
 )
 from botorch_dp.training.output_perturbation import OutputPerturbedLogisticRegression
 from botorch_dp.training.plan import TrainingPlan, TrainingSettings
+from botorch_dp.training.ranges import Ranges, private_ranges
 from botorch_dp.training.records import TrainTest
 from botorch_dp.training.trainer import DPTrainer, Trained
 from botorch_dp.training.untuned import suggest_settings
@@ -37,6 +39,7 @@ from botorch_dp.training.untuned import suggest_settings
 __all__ = [
     "DPTrainer",
     "OutputPerturbedLogisticRegression",
+    "Ranges",
     "TrainTest",
     "Trained",
     "TrainingPlan",
@@ -47,5 +50,6 @@ __all__ = [
     "logistic_loss",
     "logistic_regression",
     "multilayer_perceptron",
+    "private_ranges",
     "suggest_settings",
 ]
