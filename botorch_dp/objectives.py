@@ -25,6 +25,7 @@ from botorch_dp._checks import (
     check_tensor,
     warn_caller,
 )
+from botorch_dp.estimator_scores import per_record_scores
 from botorch_dp.privacy import (
     BudgetExhausted,
     GaussianLoss,
@@ -51,7 +52,6 @@ from botorch_dp.scores import (
     clipped_sum,
     grid_levels,
     known_num_records,
-    per_record_scores,
     warn_of_narrow_bounds,
     warning_of_one_column,
 )

@@ -20,6 +20,7 @@ SUBPACKAGES = [
     "space",
     "acquisition",
     "scores",
+    "estimator_scores",
     "objectives",
     "release",
     "descent",

@@ -30,8 +30,8 @@ from sklearn.svm import SVC
 
 from botorch_dp import PrivacyBudget, PrivateSearch
 from botorch_dp.errors import PrivacyError
+from botorch_dp.estimator_scores import _like_training
 from botorch_dp.objectives import per_record_scores
-from botorch_dp.scores import _like_training
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from botorch_dp.tuning.routes.selection import SelectionRoute
 

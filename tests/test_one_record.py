@@ -37,12 +37,13 @@ from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader
 
 from botorch_dp.descent import DPGIBO, private_start
+from botorch_dp.estimator_scores import per_record_scores
 from botorch_dp.integrations.estimators import DPClassifier, DPRegressor
 from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import PrivacyBudget, Release
 from botorch_dp.privacy.runs import Run
-from botorch_dp.scores import AUC, F1, as_numbers, checked_scores, per_record_scores
+from botorch_dp.scores import AUC, F1, as_numbers, checked_scores
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,
@@ -201,7 +202,10 @@ def frame(rows: list[Any]) -> pd.DataFrame:
 
 
 DOCUMENTS = [("good film" if y else "bad film", y) for _, y in RECORDS]
-SCORES = "botorch_dp.scores.per_record_scores", "botorch_dp.scores.EstimatorScores"
+SCORES = (
+    "botorch_dp.estimator_scores.per_record_scores",
+    "botorch_dp.estimator_scores.EstimatorScores",
+)
 
 SUBJECTS: dict[str, Subject] = {
     **{
@@ -720,7 +724,7 @@ SUBJECTS |= {
         for name, each in ESTIMATORS.items()
     },
     "a private estimator in a score": Subject(
-        (*SCORES, "botorch_dp.scores.equal_labels"),
+        (*SCORES, "botorch_dp.estimator_scores.equal_labels"),
         scored(
             DPClassifier(5.0, classes=(0, 1), **TRAINED),
             SearchSpace(epochs=Integer(1, 3)),
@@ -847,6 +851,7 @@ def test_records_on_a_boundary_do_not_change_sides_together() -> None:
 #: Modules whose functions and classes take records, and the names under which they take them.
 MODULES = (
     "scores",
+    "estimator_scores",
     "objectives",
     "release.choice",
     "descent.dp_gibo",

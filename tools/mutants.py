@@ -223,15 +223,15 @@ MUTANTS = [
         "scores.py",
         f"{BOUNDARIES} test_objectives.py",
         (
-            "((_LARGEST_EXACT // num_records).bit_length() - 1)",
-            "((_LARGEST_EXACT // num_records).bit_length())",
+            "((LARGEST_EXACT // num_records).bit_length() - 1)",
+            "((LARGEST_EXACT // num_records).bit_length())",
         ),
         ("levels.round().sum()", "levels.sum()"),
         ("nan_to_num(nan=nan_as).clamp(low, high)", "nan_to_num(nan=nan_as).clamp(low)"),
         ("nan_to_num(nan=nan_as).clamp(low, high)", "nan_to_num(nan=0.0).clamp(low, high)"),
     ),
     *_mutants(
-        "scores.py",
+        "estimator_scores.py",
         "test_one_record.py",
         ("failing[self._failing(fitted, np.arange(n))] = True", "failing[:] = True"),
         ("labels = as_numbers(labels)\n", "labels = np.asarray(labels.tolist())\n"),

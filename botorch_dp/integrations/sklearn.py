@@ -14,8 +14,8 @@ import numpy as np
 from scipy.sparse import issparse
 
 from botorch_dp._checks import check_choice, needs_extra
+from botorch_dp.estimator_scores import per_record_scores
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, Receipt
-from botorch_dp.scores import per_record_scores
 from botorch_dp.space import Choice, Integer, Parameter, Real, SearchSpace
 from botorch_dp.tuning import PrivateSearch
 
