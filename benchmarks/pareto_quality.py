@@ -64,12 +64,12 @@ from botorch_dp.pareto import (
     PrivacyUtilityProblem,
     TrainingPromise,
     Trial,
-    beliefs,
+    surrogates,
 )
-from botorch_dp.pareto.beliefs import KnownObjectives, objective_scales
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.pareto.recommendation import expected_error as error_of
+from botorch_dp.pareto.surrogates import KnownObjectives, objective_scales
 from botorch_dp.privacy import gaussian_epsilon
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 from botorch_dp.tasks import sparse_vector
@@ -412,7 +412,7 @@ def limited(known: KnownProblem, limit: int, seed: int) -> dict[str, float]:
     """Hypervolume of the front's expected_at errors, and expected_at errors of recommendations."""
     problem, error = known.problem, known.expected_error
     start = time.process_time()
-    with patch.object(beliefs, "_MOST_SEEN", limit):
+    with patch.object(surrogates, "_MOST_SEEN", limit):
         study = DPareto(problem, seed=seed)
         front = study.run(SEEN_TRIALS, initial=INITIAL)
         recommended = [study.recommend(share * problem.ref_point[0]).config for share in ASKED]
@@ -460,8 +460,8 @@ def predictions(known: KnownProblem, seed: int) -> dict[str, float]:
         ("first 512", 512, trials[:512]),
     ):
         start = time.process_time()
-        with patch.object(beliefs, "_MOST_SEEN", limit):
-            fitted = beliefs.Beliefs(
+        with patch.object(surrogates, "_MOST_SEEN", limit):
+            fitted = surrogates.Surrogates(
                 problem, shown, [], known=known_objectives, scales=objective_scales(problem)
             )
         means, stds = fitted.predict(known_objectives.candidates([judged[i] for i in near]))
@@ -501,16 +501,16 @@ def mapped(known: KnownProblem, side: int, trials: int) -> dict[str, Any]:
         study.run(trials)
         done = study.trials
     proposer = Proposer(problem, seed=0, acquisition="hvpoi", privacy_model="gp")
-    beliefs = proposer.beliefs(done)
+    surrogates = proposer.surrogates(done)
     candidates = proposer.known.candidates(grid)
     scales = objective_scales(problem, "linear")
     ref_point = torch.tensor([scale.ref_model for scale in scales], dtype=torch.double)
-    seen = beliefs.incumbent_means[beliefs.incumbents.possible]
+    seen = surrogates.incumbent_means[surrogates.incumbents.possible]
     hvpoi = HypervolumeProbabilityOfImprovement(
-        beliefs.model, ref_point, FastNondominatedPartitioning(ref_point, Y=seen)
+        surrogates.model, ref_point, FastNondominatedPartitioning(ref_point, Y=seen)
     )
     with torch.no_grad():
-        mean, _ = beliefs.predict(candidates)
+        mean, _ = surrogates.predict(candidates)
         score = torch.cat([hvpoi(part.unsqueeze(-2)) for part in candidates.codes.split(512)])
     complete = [trial for trial in done if trial.state == "complete"]
     found = torch.tensor(

@@ -63,7 +63,7 @@ from botorch_dp.acquisition import (
 )
 from botorch_dp.models import FiniteSetGP, public_gp
 from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, TrainingPromise
-from botorch_dp.pareto.beliefs import fitted_gp, objective_scales
+from botorch_dp.pareto.surrogates import fitted_gp, objective_scales
 from botorch_dp.privacy import dp_sgd_epsilon, dp_sgd_epsilons
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 

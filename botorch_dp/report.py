@@ -31,7 +31,7 @@ from botorch_dp.pareto import (
 from botorch_dp.pareto.front import trial_table
 from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.pareto.publication import publication
-from botorch_dp.pareto.recommendation import believed_values
+from botorch_dp.pareto.recommendation import expected_values
 from botorch_dp.pareto.storage import StudyFile
 from botorch_dp.plots import plot_front
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, PrivacyUnit
@@ -221,7 +221,7 @@ def _to_deploy(
     rows: list[list[Any]] = []
     believed: list[list[float]] = []
     if recommend is None and len(front.trials) >= 2:
-        believed = believed_values(Proposer(front.problem, seed=seed), trials).tolist()
+        believed = expected_values(Proposer(front.problem, seed=seed), trials).tolist()
     for limit in _stops(front):
         if recommend is not None:
             try:

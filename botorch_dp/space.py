@@ -350,7 +350,7 @@ class Choice:
 
 
 def _as_value(value: Any) -> Any:
-    """A list as the tuple that it was before JSON had it."""
+    """Tuples for the lists that JSON makes of them."""
     return tuple(map(_as_value, value)) if isinstance(value, list | tuple) else value
 
 
@@ -495,7 +495,7 @@ class SearchSpace:
         return found[:count]
 
     def nothing_allowed(self, tried: int) -> ValueError:
-        """The error that says so."""
+        """The error that no config satisfies the constraints."""
         return ValueError(
             f"None of {tried:,} configs satisfies the `constraints` of the space. Widen them, or "
             "the ranges; call `space.satisfies(config)` on a config that you expect to pass."

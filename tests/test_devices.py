@@ -404,7 +404,7 @@ MAKERS = {
     *("randint", "randn", "randperm", "tensor", "zeros"),
 }
 #: Modules whose entrances compute on the CPU.
-ON_THE_CPU = {"pareto/beliefs.py", "pareto/proposals.py"} | {
+ON_THE_CPU = {"pareto/surrogates.py", "pareto/proposals.py"} | {
     "pareto/recommendation.py",
 }
 

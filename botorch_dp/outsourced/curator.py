@@ -280,7 +280,7 @@ class Curator:
             request = uuid.uuid4().hex if request_id is None else check_request_id(request_id)
         except (TypeError, ValueError) as error:
             raise QuestionRefused(str(error)) from None
-        with self._alone(request):
+        with self._locked(request):
             number = self._numbered(request, index)
             if number not in self._answers:
                 self._keep_answer(number, self._measure(index, request, number))
@@ -294,7 +294,7 @@ class Curator:
         self._run.close()
 
     def _load(self) -> None:
-        """Take over what the file holds."""
+        """Read questions and answers from the log."""
         questions = self._run.items("question")
         if [*questions] != [*range(1, len(questions) + 1)]:
             raise PrivacyError(f"`log` {self._run.path} is damaged: a question is missing.")
@@ -333,8 +333,8 @@ class Curator:
             raise
 
     @contextmanager
-    def _alone(self, request: str) -> Iterator[None]:
-        """Let one thread at a time ask under a request id."""
+    def _locked(self, request: str) -> Iterator[None]:
+        """A lock for each request id."""
         with self._turns:
             self._turns.wait_for(lambda: request not in self._asked)
             self._asked.add(request)

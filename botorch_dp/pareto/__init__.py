@@ -5,7 +5,7 @@ What owns what, in the order in which a trial passes through:
 * ``study``: :class:`DPareto`, what a user calls, with the loop: which trial is trained next, and
   the trainings in flight on an executor.
 * ``proposals``: ``propose(proposer, trials, initial)``, a pure function, with the models of
-  ``beliefs``.
+  ``surrogates``.
 * ``storage``: the file. The only place where trials change, one transaction each.
 * ``problem``: the oracles, and the frozen records that the others hand on.
 

@@ -42,8 +42,8 @@ def check_payable(problem: PrivacyUtilityProblem) -> None:
         )
 
 
-def fitting(budget: PrivacyBudget, problem: PrivacyUtilityProblem) -> PrivacyBudget:
-    """The budget in the form of the problem's trainings, if it leaves that open."""
+def budget_for(budget: PrivacyBudget, problem: PrivacyUtilityProblem) -> PrivacyBudget:
+    """The budget as a Rényi filter, if the problem's trainings compose by Rényi divergences."""
     if budget.summed is None and _composes_by_renyi(problem):
         return replace(budget, renyi=True)
     return budget

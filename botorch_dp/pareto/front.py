@@ -13,9 +13,9 @@ from botorch.utils.multi_objective.hypervolume import Hypervolume
 from torch import Tensor
 
 from botorch_dp._checks import needs_extra
-from botorch_dp.pareto.beliefs import front_places
 from botorch_dp.pareto.problem import PrivacyUtilityProblem, Trial
 from botorch_dp.pareto.publication import caption_of
+from botorch_dp.pareto.surrogates import front_indices
 from botorch_dp.privacy import Guarantee
 from botorch_dp.space import Config
 
@@ -43,7 +43,7 @@ class ParetoFront:
         observed: The front that this one measured again or shrank, if any.
         charged: Whether all trainings were charged to a budget before they began.
         reevaluator: How to measure trials again.
-        believer: What the study's models expect of :attr:`all_points`, ``n x m``.
+        expected: What the study's models expect of :attr:`all_points`, ``n x m``.
 
     Example:
         >>> front = study.run(40)
@@ -60,7 +60,7 @@ class ParetoFront:
         label: str = "front",
         observed: ParetoFront | None = None,
         reevaluator: Reevaluator | None = None,
-        believer: Callable[[], Tensor] | None = None,
+        expected: Callable[[], Tensor] | None = None,
         charged: bool = False,
     ) -> None:
         if not trials:
@@ -72,12 +72,12 @@ class ParetoFront:
         self.observed = observed
         self.charged = charged
         self._reevaluator = reevaluator
-        self._believer = believer
+        self._expected = expected
         #: ``n x m`` objective values of :attr:`trials`.
         self.all_points = torch.tensor(
             problem.values(self.trials), dtype=torch.double, device="cpu"
         )
-        self._on_front = front_places(self.all_points)
+        self._on_front = front_indices(self.all_points)
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -125,7 +125,7 @@ class ParetoFront:
         for point in self.all_points:
             if not bool((best <= point).all(dim=-1).any()):
                 best = torch.cat([best, point.unsqueeze(0)])
-                best = best[front_places(best)]
+                best = best[front_indices(best)]
                 volume = dominated_volume(best, ref)
             volumes.append(volume)
         return torch.tensor(volumes, dtype=torch.double, device="cpu")
@@ -140,15 +140,15 @@ class ParetoFront:
         expected ones, and the replicates beside them are measured. None if the front has no study,
         or one trial.
         """
-        if self._believer is None or len(self.trials) < 2:
+        if self._expected is None or len(self.trials) < 2:
             return None
-        values = self._believer()
+        values = self._expected()
         return self._changed(
             all_points=values,
-            _on_front=front_places(values),
+            _on_front=front_indices(values),
             label=f"{self.label}, as expected",
             observed=self,
-            _believer=None,
+            _expected=None,
         )
 
     def replicate_fronts(self) -> dict[str, Tensor]:
@@ -242,7 +242,7 @@ class ParetoFront:
     def __getstate__(self) -> dict[str, Any]:
         # The study stays where its file is; its trials are in the front.
         guarantee = self._guarantee if self.problem.promise is None else self.guarantee
-        here = {"_reevaluator": None, "_believer": None, "_guarantee": guarantee}
+        here = {"_reevaluator": None, "_expected": None, "_guarantee": guarantee}
         return self.__dict__ | here | {"shrunken": self.shrunken}
 
     def _checked(self, ref_point: Sequence[float] | None) -> Sequence[float]:
@@ -259,12 +259,12 @@ def dominated_volume(points: Tensor, ref_point: Sequence[float]) -> float:
     inside = points[(points < reference).all(dim=-1)]
     if len(inside) == 0:
         return 0.0
-    return float(Hypervolume(-reference).compute(-inside[front_places(inside)]))
+    return float(Hypervolume(-reference).compute(-inside[front_indices(inside)]))
 
 
 def non_dominated(points: Tensor) -> Tensor:
     """The non-dominated ones of ``n x m`` points, by increasing first objective."""
-    return points[front_places(points)]
+    return points[front_indices(points)]
 
 
 def _columns(

@@ -31,18 +31,18 @@ from botorch_dp.acquisition.hvpoi import (
     HypervolumeProbabilityOfImprovement,
     LogHypervolumeProbabilityOfImprovement,
 )
-from botorch_dp.pareto.beliefs import (
-    Beliefs,
+from botorch_dp.pareto.charges import ChargedProblem
+from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial
+from botorch_dp.pareto.surrogates import (
     Candidates,
     EpsilonScale,
     KnownObjectives,
     PrivacyModel,
-    front_places,
+    Surrogates,
+    front_indices,
     objective_scales,
     on_the_cpu,
 )
-from botorch_dp.pareto.charges import ChargedProblem
-from botorch_dp.pareto.problem import PrivacyUtilityProblem, StudyError, Trial
 from botorch_dp.space import Config, SearchSpace
 
 #: Scores candidates; the one with the largest score is tried next.
@@ -142,9 +142,9 @@ class Proposer:
         tried = {tuple(trial.config.items()) for trial in trials}
         return [config for config in self._grid or () if tuple(config.items()) not in tried]
 
-    def beliefs(self, trials: Sequence[Trial]) -> Beliefs:
+    def surrogates(self, trials: Sequence[Trial]) -> Surrogates:
         """The models fitted to the complete trials, believing in the others."""
-        beliefs = Beliefs(
+        surrogates = Surrogates(
             self.problem,
             [trial for trial in trials if trial.state == "complete"],
             [trial.config for trial in trials if trial.state != "complete"],
@@ -153,13 +153,13 @@ class Proposer:
             seed=_stream_seed(self.seed, "fit"),
             fitted=self._fitted,
         )
-        self._fitted = beliefs.fitted
-        return beliefs
+        self._fitted = surrogates.fitted
+        return surrogates
 
     def best(
         self,
         score: Score,
-        beliefs: Beliefs,
+        surrogates: Surrogates,
         number: int,
         *,
         allowed: Allowed | None = None,
@@ -168,7 +168,7 @@ class Proposer:
 
         Args:
             score: Larger is better; not finite where nothing may be proposed.
-            beliefs: Where the best configs so far are.
+            surrogates: Where the best configs so far are.
             number: Of the trial, which makes its random steps its own.
             allowed: Which configs may be proposed; all if None.
         """
@@ -184,7 +184,7 @@ class Proposer:
         if self._pool is None:
             configs = self.quasi_random("candidates", self.candidates, space.spread)
             self._pool = self.known.candidates(space.allowed(configs))
-        found = self._pool + near(_best_incumbents(beliefs), _LOCAL_STEPS, _LOCAL_CANDIDATES)
+        found = self._pool + near(_incumbents_on_front(surrogates), _LOCAL_STEPS, _LOCAL_CANDIDATES)
         scores = _scored(score, found)
         for step in _POLISH_STEPS:
             kept = scores.topk(min(_POLISHED, len(scores))).indices
@@ -287,14 +287,14 @@ def _proposed(
 
 
 def _by_models(proposer: Proposer, trials: Sequence[Trial], allowed: Allowed | None) -> Config:
-    """The config that the acquisition function values most."""
-    number, beliefs = len(trials), proposer.beliefs(trials)
+    """The config that maximizes the acquisition function; the most uncertain one if none gains."""
+    number, surrogates = len(trials), proposer.surrogates(trials)
     with manual_seed(_stream_seed(proposer.seed, "search", number)), torch.no_grad():
-        best = proposer.best(point_score(proposer, beliefs), beliefs, number, allowed=allowed)
+        best = proposer.best(point_score(proposer, surrogates), surrogates, number, allowed=allowed)
         if best is None:
             # Nothing promises an improvement: look where least is known.
-            uncertainty = partial(_uncertainty, beliefs)
-            best = proposer.best(uncertainty, beliefs, number, allowed=allowed)
+            uncertainty = partial(_uncertainty, surrogates)
+            best = proposer.best(uncertainty, surrogates, number, allowed=allowed)
     if best is None and allowed is not None:
         raise NothingAffordableError
     if best is None:
@@ -307,7 +307,7 @@ def _by_models(proposer: Proposer, trials: Sequence[Trial], allowed: Allowed | N
 
 
 def _allowed_places(configs: Sequence[Config], allowed: Allowed) -> Iterator[int]:
-    """Places of those that are allowed, in order; the later ones are not asked about."""
+    """Indices of allowed configs, in order; it asks for one, two, four, ... at a time."""
     start, count = 0, 1
     while start < len(configs):
         answers = allowed(configs[start : start + count])
@@ -342,17 +342,17 @@ def _allowed_only(score: Score, allowed: Allowed) -> Score:
     return score_allowed
 
 
-def point_score(proposer: Proposer, beliefs: Beliefs) -> Score:
-    """How the acquisition function values single points."""
+def point_score(proposer: Proposer, surrogates: Surrogates) -> Score:
+    """The acquisition function as a score of single candidates."""
     acquisition, scales = proposer.acquisition, proposer.scales
-    incumbents = beliefs.incumbent_means[beliefs.incumbents.possible]  # n x m
+    incumbents = surrogates.incumbent_means[surrogates.incumbents.possible]  # n x m
     if acquisition == "ehvi":
         maps = [scale.to_volume for scale in scales]
         volumes = torch.stack([f(incumbents[:, k]) for k, f in enumerate(maps)], dim=-1)
         worst = torch.tensor([scale.ref_volume for scale in scales], dtype=torch.double)
         cells = FastNondominatedPartitioning(worst, Y=volumes).get_hypercell_bounds()
         return _positive(
-            lambda c: expected_hypervolume_improvement(*beliefs.predict(c), cells, maps)
+            lambda c: expected_hypervolume_improvement(*surrogates.predict(c), cells, maps)
         )
     ref_point = torch.tensor([scale.ref_model for scale in scales], dtype=torch.double)
     factory: Any = {
@@ -360,7 +360,7 @@ def point_score(proposer: Proposer, beliefs: Beliefs) -> Score:
         "log_hvpoi": LogHypervolumeProbabilityOfImprovement,
     }.get(str(acquisition), acquisition)
     partitioning = FastNondominatedPartitioning(ref_point, Y=incumbents)
-    scored = _pointwise(factory(beliefs.model, ref_point, partitioning))
+    scored = _pointwise(factory(surrogates.model, ref_point, partitioning))
     return _positive(scored) if acquisition == "hvpoi" else scored
 
 
@@ -427,9 +427,9 @@ def _positive(score: Score) -> Score:
     return positive
 
 
-def _uncertainty(beliefs: Beliefs, candidates: Candidates) -> Tensor:
+def _uncertainty(surrogates: Surrogates, candidates: Candidates) -> Tensor:
     """Sum of the standard deviations of the modelled objectives."""
-    return beliefs.predict(candidates)[1].sum(dim=-1)
+    return surrogates.predict(candidates)[1].sum(dim=-1)
 
 
 def _scored(score: Score, candidates: Candidates) -> Tensor:
@@ -442,11 +442,11 @@ def _scored(score: Score, candidates: Candidates) -> Tensor:
     return scores
 
 
-def _best_incumbents(beliefs: Beliefs) -> Tensor:
+def _incumbents_on_front(surrogates: Surrogates) -> Tensor:
     """Codes of the incumbents on the believed front, ``k x d``."""
-    possible = beliefs.incumbents.possible
-    front = front_places(-beliefs.incumbent_means[possible])
-    return beliefs.incumbents.codes[possible][sorted(front)]
+    possible = surrogates.incumbents.possible
+    front = front_indices(-surrogates.incumbent_means[possible])
+    return surrogates.incumbents.codes[possible][sorted(front)]
 
 
 def _steps_from(

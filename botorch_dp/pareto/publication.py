@@ -69,7 +69,7 @@ def publication(
             losses=(),
             void="utilities are computed from the test records without noise",
         )
-    whole = _filtered(parts, promise.delta)
+    whole = _filter_composition(parts, promise.delta)
     if promise.secret_noise:
         return whole
     return replace(whole, void=SEEDED if whole.void is None else f"{whole.void}; {SEEDED}")
@@ -95,8 +95,8 @@ def with_test_records(
     return replace(guarantee, unit=guarantee.unit.given("the test records are public"))
 
 
-def _filtered(parts: Sequence[Guarantee], delta: float) -> Guarantee:
-    r"""What mechanisms promise together when each was chosen by the results of those before it.
+def _filter_composition(parts: Sequence[Guarantee], delta: float) -> Guarantee:
+    r"""Adaptive composition by a privacy filter, for mechanisms chosen by earlier results.
 
     :func:`~botorch_dp.privacy.compose` takes the best of several bounds for the losses that
     occurred. That is no bound here: which losses occur depends on earlier results, and two paths

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_dp.pareto.beliefs import Beliefs, Candidates, on_the_cpu, require_complete
 from botorch_dp.pareto.problem import Trial
 from botorch_dp.pareto.proposals import Proposer
+from botorch_dp.pareto.surrogates import Candidates, Surrogates, on_the_cpu, require_complete
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.space import Config
 
@@ -66,16 +66,16 @@ def recommended(
     if not 0 <= epsilon < math.inf:
         raise ValueError(f"`epsilon` must be finite and at least 0, got {epsilon}.")
     require_complete(trials, "config to recommend")
-    beliefs = proposer.beliefs(trials)
+    surrogates = proposer.surrogates(trials)
 
     def within(candidates: Candidates) -> Tensor:
-        errors = expected_error(*_error_beliefs(beliefs, candidates))
+        errors = expected_error(*_predicted_error(surrogates, candidates))
         return (-errors).where(candidates.known[:, _EPSILON] <= epsilon, -math.inf)
 
-    config = proposer.best(within, beliefs, len(trials))
+    config = proposer.best(within, surrogates, len(trials))
     if config is None:
         # The feasible region may be smaller than the candidates are apart: descend into it.
-        config = proposer.best(lambda c: -c.known[:, _EPSILON], beliefs, len(trials))
+        config = proposer.best(lambda c: -c.known[:, _EPSILON], surrogates, len(trials))
         smallest = math.inf if config is None else proposer.known.epsilon(config)
         if not smallest <= epsilon:
             raise ValueError(
@@ -83,7 +83,7 @@ def recommended(
                 f"is {smallest:.4g}. Widen the space (more noise, fewer steps) or ask for more."
             )
     assert config is not None
-    mean, std = _error_beliefs(beliefs, proposer.known.candidates([config]))
+    mean, std = _predicted_error(surrogates, proposer.known.candidates([config]))
     z = NormalDist().inv_cdf(0.5 + level / 2)
     return OperatingPoint(
         config=config,
@@ -96,19 +96,19 @@ def recommended(
 
 
 @on_the_cpu
-def believed_values(proposer: Proposer, trials: Sequence[Trial]) -> Tensor:
+def expected_values(proposer: Proposer, trials: Sequence[Trial]) -> Tensor:
     """What models of these trials expect of the points that they measured, ``n x m``."""
     complete = [trial for trial in trials if trial.state == "complete"]
     values = proposer.problem.values(complete)
-    beliefs = proposer.beliefs(complete)
-    means, stds = (part[: len(values)] for part in beliefs.predict(beliefs.incumbents))
+    surrogates = proposer.surrogates(complete)
+    means, stds = (part[: len(values)] for part in surrogates.predict(surrogates.incumbents))
     believed = torch.tensor(values, dtype=torch.double)
     believed[:, _ERROR] = expected_error(means[:, _ERROR], stds[:, _ERROR])
     return believed
 
 
-def _error_beliefs(beliefs: Beliefs, candidates: Candidates) -> tuple[Tensor, Tensor]:
-    means, stds = beliefs.predict(candidates)
+def _predicted_error(surrogates: Surrogates, candidates: Candidates) -> tuple[Tensor, Tensor]:
+    means, stds = surrogates.predict(candidates)
     return means[:, _ERROR], stds[:, _ERROR]
 
 

@@ -37,8 +37,7 @@ from botorch_dp._checks import check_choice, check_count, check_integer
 from botorch_dp._files import MEMORY
 from botorch_dp._progress import ProgressBar
 from botorch_dp.errors import BudgetExhausted
-from botorch_dp.pareto.beliefs import EpsilonScale, PrivacyModel, require_complete
-from botorch_dp.pareto.charges import ChargedProblem, check_payable, fitting
+from botorch_dp.pareto.charges import ChargedProblem, budget_for, check_payable
 from botorch_dp.pareto.front import ParetoFront, data_frame, trial_table
 from botorch_dp.pareto.problem import (
     InvalidUtilityError,
@@ -60,15 +59,16 @@ from botorch_dp.pareto.publication import (
     publication,
     with_test_records,
 )
-from botorch_dp.pareto.recommendation import OperatingPoint, believed_values, recommended
+from botorch_dp.pareto.recommendation import OperatingPoint, expected_values, recommended
 from botorch_dp.pareto.storage import StudyFile
+from botorch_dp.pareto.surrogates import EpsilonScale, PrivacyModel, require_complete
 from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyError, PrivacyLedger, Release
 from botorch_dp.space import Config
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "random", "grid"]
 
 #: So many trials that fail before any has finished are no bad luck.
-_HOPELESS = 5
+_MOST_FAILURES = 5
 
 
 class DPareto:
@@ -251,7 +251,7 @@ class DPareto:
     def _proposed(self, initial: int) -> Trial:
         """A new trial, stored before it trains; failed already if an exact oracle fails on it."""
         trials = self._file.trials
-        if self._file.count("failed") == len(trials) >= _HOPELESS:
+        if self._file.count("failed") == len(trials) >= _MOST_FAILURES:
             require_complete(trials, "front to improve")
         config, number = propose(self._proposer, trials, initial, self._charged), len(trials)
         seeds = tuple(training_seeds(self.seed, number, range(self.problem.replicates)).values())
@@ -346,7 +346,7 @@ class DPareto:
             guarantee=self._priced(trials),
             charged=self._charged is not None,
             reevaluator=self._train_again,
-            believer=partial(believed_values, self._proposer, trials),
+            expected=partial(expected_values, self._proposer, trials),
         )
 
     def recommend(self, epsilon: float, *, level: float = 0.95) -> OperatingPoint:
@@ -497,7 +497,7 @@ class DPareto:
         if isinstance(budget, PrivacyLedger):
             return budget
         path = MEMORY if self._file.path == MEMORY else f"{self._file.path}.ledger"
-        self._own_ledger = PrivacyLedger(path, fitting(budget, self.problem))
+        self._own_ledger = PrivacyLedger(path, budget_for(budget, self.problem))
         return self._own_ledger
 
     def close(self) -> None:

@@ -70,8 +70,8 @@ def observation_gap(noise_std: float, factor: float, count: float, delta: float)
     return noise_std * math.sqrt(factor * math.log(count / delta))
 
 
-def exact(number: float) -> str:
-    """``number`` as it stands in a condition: the shortest decimal that is read as the same double.
+def decimal(number: float) -> str:
+    """The shortest decimal that is read as the same double, for a condition in words.
 
     Fewer digits may state less than the proof needs: 1 - 6e-7 as 0.999999 allows data sets whose
     objectives lie 1.29 times as far apart.
@@ -85,14 +85,14 @@ def prior_conditions(dataset_correlation: float, delta: float) -> tuple[str, ...
         "Assumption 1 of Kusner et al. (2015) is true: the objectives of all data sets are one "
         "draw of a zero-mean Gaussian process with covariance k(V, V') k(x, x'), k(x, x) = 1",
         "the choices, the kernel and the other settings were chosen without the records",
-        f"neighbouring data sets have correlation k(V, V') >= {exact(dataset_correlation)}",
-        f"the sensitivity bound may fail with probability {exact(delta)} over that prior (not over "
-        "the mechanism's coins)",
+        f"neighbouring data sets have correlation k(V, V') >= {decimal(dataset_correlation)}",
+        f"the sensitivity bound may fail with probability {decimal(delta)} over that prior (not "
+        "over the mechanism's coins)",
     )
 
 
-def plausible(values: Tensor, noise_std: float = 0.0) -> Tensor:
-    """``values`` within 50 prior standard deviations; NaN counts as the lower end.
+def clamp_to_prior(values: Tensor, noise_std: float = 0.0) -> Tensor:
+    """``values`` clamped to 50 prior standard deviations; NaN counts as the lower end.
 
     No draw of the prior is changed, neighbouring values do not move apart, and a record that
     breaks the objective cannot be noticed by an exception.

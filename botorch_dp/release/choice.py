@@ -37,9 +37,9 @@ from botorch_dp.release.assumptions import (
     blind_draw_remark,
     charge_then_draw,
     check_correlation,
+    clamp_to_prior,
     exact_selection_tail,
     neighbor_gap,
-    plausible,
     prior_conditions,
     prior_spread,
 )
@@ -221,7 +221,7 @@ class PrivateChoice:
                 posterior: Any = mean.posterior(choices)
             mean = posterior.mean.squeeze(-1)
         index = exponential_mechanism(
-            plausible(mean),
+            clamp_to_prior(mean),
             sensitivity=self.sensitivity,
             epsilon=self.epsilon,
             method=self.method,

@@ -42,11 +42,11 @@ from botorch_dp.release.assumptions import (
     UtilityBound,
     charge_then_draw,
     check_correlation,
-    exact,
+    clamp_to_prior,
+    decimal,
     laplace_tail,
     neighbor_gap,
     observation_gap,
-    plausible,
     prior_conditions,
     prior_spread,
 )
@@ -283,9 +283,9 @@ class PrivateMaximum(PriorMaximum):
             (
                 *prior_conditions(self.dataset_correlation, self.delta),
                 f"the values are {self.steps} steps of GP-UCB on {self.num_choices} choices with "
-                f"the schedule for delta = {exact(self.delta)}, under independent Gaussian noise "
-                f"of standard deviation {exact(self.noise_std)}, and "
-                f"{exact(self.information_gain)} bounds their information gain",
+                f"the schedule for delta = {decimal(self.delta)}, under independent Gaussian noise "
+                f"of standard deviation {decimal(self.noise_std)}, and "
+                f"{decimal(self.information_gain)} bounds their information gain",
                 *(() if self.edition == "union_bound" else published),
             ),
         )
@@ -310,7 +310,7 @@ class PrivateMaximum(PriorMaximum):
     def statistic(self, values: Tensor) -> float:
         """**Sensitive**: the largest of the ``T`` observed values."""
         check_tensor("values", values, shape=("n",), finite=False)
-        return plausible(values, self.noise_std).max().item()
+        return clamp_to_prior(values, self.noise_std).max().item()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +377,7 @@ class NoiseFreeMaximum(PriorMaximum):
                 *prior_conditions(self.dataset_correlation, self.delta),
                 "the values are exact, and for both data sets the samples of the branch-and-bound "
                 f"search have a regret of at most A exp(-tau t / (log t)^(d/4)) with A = "
-                f"{exact(self.amplitude)}, tau = {exact(self.rate)}, d = {self.dim}",
+                f"{decimal(self.amplitude)}, tau = {decimal(self.rate)}, d = {self.dim}",
             ),
         )
 
@@ -394,7 +394,7 @@ class NoiseFreeMaximum(PriorMaximum):
     def statistic(self, values: Tensor) -> float:
         """**Sensitive**: the last value."""
         check_tensor("values", values, shape=("n",), finite=False)
-        return plausible(values)[-1].item()
+        return clamp_to_prior(values)[-1].item()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -506,11 +506,11 @@ class LipschitzMaximum(LaplaceMaximum):
             (
                 f"each value is the mean score of {self.num_records} validation records",
                 self._record_condition(),
-                f"the score is {exact(self.lipschitz)}-Lipschitz in the trained parameters",
+                f"the score is {decimal(self.lipschitz)}-Lipschitz in the trained parameters",
                 "the parameters minimize lambda/2 |w|^2 plus a convex training loss that is "
-                f"1-Lipschitz in w, with lambda from {exact(self.lambda_min)} to "
-                f"{exact(self.lambda_max)}, exactly and on training data that holds no validation "
-                "record",
+                f"1-Lipschitz in w, with lambda from {decimal(self.lambda_min)} to "
+                f"{decimal(self.lambda_max)}, exactly and on training data that holds no "
+                "validation record",
                 "the range of lambda and all constants were chosen without the validation records",
             ),
             void,
@@ -519,10 +519,10 @@ class LipschitzMaximum(LaplaceMaximum):
     def _record_condition(self) -> str:
         gap = "replacing one record changes its score at a trained model by at most "
         if self.record_gap == self.max_loss:
-            return gap + exact(self.record_gap)
+            return gap + decimal(self.record_gap)
         return (
             "all records have the same score at the parameters 0, so that "
-            f"{gap}2 L / lambda_min = {exact(self.record_gap)}"
+            f"{gap}2 L / lambda_min = {decimal(self.record_gap)}"
         )
 
     def utility(self, delta: float = 0.05) -> UtilityBound:

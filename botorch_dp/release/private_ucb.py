@@ -38,7 +38,7 @@ from botorch_dp.privacy.runs import Run, fingerprint
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
     UtilityBound,
-    plausible,
+    clamp_to_prior,
     warn_if_drowned,
 )
 from botorch_dp.release.choice import PrivateChoice
@@ -60,7 +60,7 @@ _COMPARED_CHOICES = 50
 
 
 class Search(Protocol):
-    """Where to look next, and what was seen."""
+    """A sequential search of a finite set, by ask and tell."""
 
     gp: FiniteSetGP
 
@@ -73,7 +73,7 @@ class Search(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SearchDiagnostics:
-    """What a search saw. **Sensitive**: for the eyes of whoever holds the records.
+    """Visited choices, observed values and the posterior of a search. **Sensitive.**
 
     Args:
         indices: The visited choices, in order.
@@ -239,7 +239,7 @@ def run_search(
     progress: bool = False,
     description: str = "",
 ) -> SearchDiagnostics:
-    """Run ``steps`` steps; exactly as many evaluations, whatever the values are.
+    """The ask-and-tell loop: ``steps`` evaluations, whatever the values are.
 
     Args:
         search: A fresh search.
@@ -261,7 +261,7 @@ def run_search(
         index = search.ask()
         found = objective(search.gp.choices[index].clone())
         raw = torch.as_tensor(found, dtype=torch.double, device="cpu").reshape(())
-        value = plausible(raw, noise_std).item()
+        value = clamp_to_prior(raw, noise_std).item()
         search.tell(index, value)
         seen.append((index, value, value != raw.item()))
         if run is not None:
@@ -308,7 +308,7 @@ class PrivateOptimum(Release[dict[str, Any]]):
 
 
 class _PrivateOptimizer(ABC):
-    """What both drivers share: two releases that are fixed beforehand, and the order of a run.
+    """A search with two releases that are fixed beforehand: charge, search, draw.
 
     Attributes:
         choices: The finite set, ``n x d``.
@@ -443,13 +443,13 @@ class _PrivateOptimizer(ABC):
         return drawn | {"maximum": maximum, "maximum_scale": scale}
 
     def _gram(self) -> Tensor:
-        """The kernel's values on some choices: what tells two kernels apart."""
+        """The kernel's Gram matrix on some choices, which identifies the kernel."""
         with torch.no_grad():
             gram = self.kernel(self.choices[:_COMPARED_CHOICES]).to_dense().double()
         return gram.round(decimals=6) + 0.0  # the sum makes one zero of -0. and 0.
 
     def _settings(self, unsafe_seed: int | None) -> dict[str, Any]:
-        """All that a run depends on; a run is continued with the same settings only."""
+        """What a checkpoint must agree with for a run to be continued."""
         return {
             "driver": type(self).__name__,
             "choice": repr(self.choice),

@@ -20,7 +20,7 @@ import pytest
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, StudyError
-from botorch_dp.pareto.charges import ChargedProblem, fitting
+from botorch_dp.pareto.charges import ChargedProblem, budget_for
 from botorch_dp.pareto.problem import Trial
 from botorch_dp.privacy import (
     ApproximateLoss,
@@ -277,7 +277,7 @@ class TestForms:
     def test_dp_sgd_by_renyi_divergence(self) -> None:
         loss = PoissonSGDLoss(2.0, 0.02, 100)
         loss_epsilon = Guarantee("", PrivacyUnit(relation=loss.relation), (loss,)).epsilon(1e-6)
-        assert fitting(BUDGET, self.loss(loss)).renyi
+        assert budget_for(BUDGET, self.loss(loss)).renyi
         tried = DPareto(self.loss(loss), budget=BUDGET, acquisition="random", seed=0)
         with pytest.warns(UserWarning, match="cannot bear another"):
             front = tried.run(500)
@@ -297,10 +297,10 @@ class TestForms:
         assert [(entry.epsilon, entry.delta) for entry in ledger.entries()] == [(alone, 1e-6)] * 2
 
     def test_others(self) -> None:
-        assert not fitting(BUDGET, self.loss(GaussianLoss(0.1))).renyi
-        assert not fitting(BUDGET, self.loss(ApproximateLoss(0.1, 1e-9))).renyi
+        assert not budget_for(BUDGET, self.loss(GaussianLoss(0.1))).renyi
+        assert not budget_for(BUDGET, self.loss(ApproximateLoss(0.1, 1e-9))).renyi
         kept = PrivacyBudget(8.0, 1e-6, summed=0.5)
-        assert fitting(kept, self.loss(PoissonSGDLoss(2.0, 0.02, 100))) is kept
+        assert budget_for(kept, self.loss(PoissonSGDLoss(2.0, 0.02, 100))) is kept
 
     def test_sums(self) -> None:
         tried = DPareto(

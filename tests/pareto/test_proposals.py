@@ -21,8 +21,7 @@ from torch import Tensor
 
 from botorch_dp.acquisition.hvpoi import HypervolumeProbabilityOfImprovement
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError, Trial
-from botorch_dp.pareto import beliefs as beliefs_module
-from botorch_dp.pareto.beliefs import objective_scales
+from botorch_dp.pareto import surrogates as beliefs_module
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.proposals import (
     NothingAffordableError,
@@ -31,9 +30,10 @@ from botorch_dp.pareto.proposals import (
     expected_hypervolume_improvement,
     propose,
 )
+from botorch_dp.pareto.surrogates import objective_scales
 from botorch_dp.space import Choice, Config, Real, SearchSpace
 from tests.pareto import toy
-from tests.pareto.test_beliefs import complete_trials
+from tests.pareto.test_surrogates import complete_trials
 
 SMALL: dict[str, Any] = {"candidates": 128}
 
@@ -212,7 +212,7 @@ class TestBest:
         proposer = Proposer(self.problem, seed=0, **SMALL)
         target = toy.SPACE.encode([{"noise": 3.21, "epochs": 13}])
         found = proposer.best(
-            lambda c: -(c.codes - target).square().sum(dim=-1), proposer.beliefs(self.trials), 8
+            lambda c: -(c.codes - target).square().sum(dim=-1), proposer.surrogates(self.trials), 8
         )
         assert found is not None
         assert found["epochs"] == 13
@@ -223,7 +223,7 @@ class TestBest:
         proposer = Proposer(self.problem, seed=0, **SMALL)
         found = proposer.best(
             lambda c: torch.full((len(c),), value, dtype=torch.double),
-            proposer.beliefs(self.trials),
+            proposer.surrogates(self.trials),
             8,
         )
         assert found is None

@@ -11,7 +11,7 @@ import pytest
 
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError
 from botorch_dp.pareto.problem import SEEDED
-from botorch_dp.pareto.publication import _filtered, priced_caption
+from botorch_dp.pareto.publication import _filter_composition, priced_caption
 from botorch_dp.privacy import (
     ApproximateLoss,
     GaussianLoss,
@@ -69,7 +69,7 @@ class TestFilter:
             assert path.delta(first) == pytest.approx(0.375)
         budget = guarantee(ApproximateLoss(first + second, disclosure))
         for path in paths:
-            (loss,) = _filtered([path], 1e-6).losses
+            (loss,) = _filter_composition([path], 1e-6).losses
             assert loss.epsilon <= first + second + 1e-12
             assert getattr(loss, "delta", 0.0) <= disclosure
         for epsilon in (0.0, 0.5, first, 2.0, first + second):
@@ -86,7 +86,7 @@ class TestFilter:
     )
     def test_the_form_follows_from_the_kinds(self, losses: Any, expected: Any) -> None:
         parts = [Guarantee("a part", PrivacyUnit(), (loss,)) for loss in losses]
-        assert _filtered(parts, 1e-6).losses == (expected,)
+        assert _filter_composition(parts, 1e-6).losses == (expected,)
 
     @pytest.mark.parametrize(
         "loss",
@@ -99,7 +99,7 @@ class TestFilter:
     def test_one_order_for_dp_sgd(self, loss: Any) -> None:
         """Never below the best bound for fixed losses, and growing by equal steps."""
         part = Guarantee("training", PrivacyUnit(relation=loss.relation), (loss,))
-        costs = [_filtered([part] * count, 1e-5).losses[0] for count in (10, 20, 30)]
+        costs = [_filter_composition([part] * count, 1e-5).losses[0] for count in (10, 20, 30)]
         assert all(cost.delta == 1e-5 for cost in costs)
         assert costs[0].epsilon >= compose(*[part] * 10).epsilon(1e-5)
         first, second = (b.epsilon - a.epsilon for a, b in itertools.pairwise(costs))
@@ -108,9 +108,9 @@ class TestFilter:
     def test_several_kinds(self) -> None:
         losses = (GaussianLoss(0.5), PureLoss(0.2), LaplaceLoss(0.3), PureLoss(0.0))
         parts = [Guarantee("a part", PrivacyUnit(), (loss,)) for loss in losses]
-        (smooth,) = _filtered(parts, 1e-5).losses
+        (smooth,) = _filter_composition(parts, 1e-5).losses
         rough = Guarantee("a part", PrivacyUnit(), (ApproximateLoss(0.4, 1e-3),))
-        (both,) = _filtered([*parts, rough], 1e-5).losses
+        (both,) = _filter_composition([*parts, rough], 1e-5).losses
         assert smooth.delta == 1e-5 and both.delta == pytest.approx(1e-5 + 1e-3)
         assert both.epsilon == pytest.approx(smooth.epsilon + 0.4)
 
@@ -124,7 +124,7 @@ class TestFilter:
             )
             for i in range(2)
         ]
-        whole = _filtered(parts, 0.0)
+        whole = _filter_composition(parts, 0.0)
         for i in range(2):
             assert f"condition {i}" in whole.conditions and f"assumption {i}" in whole.conditions
 

@@ -10,7 +10,7 @@ from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.pareto.recommendation import recommended
 from botorch_dp.space import Real, SearchSpace
 from tests.pareto import toy
-from tests.pareto.test_beliefs import complete_trials
+from tests.pareto.test_surrogates import complete_trials
 
 
 def proposer(problem: PrivacyUtilityProblem) -> Proposer:

@@ -9,9 +9,9 @@ from scipy.stats import norm
 
 from botorch_dp.release.assumptions import (
     check_correlation,
-    exact,
+    clamp_to_prior,
+    decimal,
     neighbor_gap,
-    plausible,
     prior_conditions,
 )
 
@@ -56,28 +56,31 @@ def test_conditions_state_the_prior_the_correlation_and_whose_probability_delta_
 
 def test_values_that_the_prior_can_draw_are_unchanged() -> None:
     values = torch.tensor([-50.0, -1.0, 0.0, 49.9, 50.0], dtype=torch.double)
-    assert torch.equal(plausible(values), values)
+    assert torch.equal(clamp_to_prior(values), values)
 
 
 def test_other_values_become_the_limit_and_nan_the_lower_one() -> None:
     values = torch.tensor([math.nan, -math.inf, -51.0, 51.0, math.inf], dtype=torch.double)
-    limited = plausible(values)
+    limited = clamp_to_prior(values)
     assert limited.tolist() == [-50.0, -50.0, -50.0, 50.0, 50.0]
-    noisy = plausible(values, noise_std=0.75)  # sqrt(1 + 9/16) = 1.25 standard deviations
+    noisy = clamp_to_prior(values, noise_std=0.75)  # sqrt(1 + 9/16) = 1.25 standard deviations
     assert noisy.tolist() == [-62.5, -62.5, -51.0, 51.0, 62.5]
     assert values[0].isnan() and values[4] == math.inf  # the caller's tensor stays
 
 
 def test_plausible_values_are_double_and_without_history() -> None:
     values = torch.tensor([1.0, 2.0], requires_grad=True)
-    limited = plausible(values)
+    limited = clamp_to_prior(values)
     assert limited.dtype == torch.double
     assert not limited.requires_grad
 
 
 def test_neighbouring_values_do_not_move_apart() -> None:
     values, neighbor = 100 * torch.randn(2, 1000, dtype=torch.double)
-    before, after = (values - neighbor).abs(), (plausible(values) - plausible(neighbor)).abs()
+    before, after = (
+        (values - neighbor).abs(),
+        (clamp_to_prior(values) - clamp_to_prior(neighbor)).abs(),
+    )
     assert bool((after <= before).all())
     assert bool((after < before).any())
 
@@ -95,8 +98,8 @@ def test_neighbouring_values_do_not_move_apart() -> None:
     ],
 )
 def test_numbers_in_conditions_are_read_as_the_same_double(number: float, words: str) -> None:
-    assert exact(number) == words
-    assert float(exact(number)) == number
+    assert decimal(number) == words
+    assert float(decimal(number)) == number
 
 
 def test_no_condition_allows_more_than_the_sensitivity_covers() -> None:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from botorch_dp.pareto import Batched, DPareto, Objective, StudyError, Trial
-from botorch_dp.pareto.beliefs import (
-    Beliefs,
+from botorch_dp.pareto.problem import Measurement, PrivacyUtilityProblem
+from botorch_dp.pareto.proposals import Proposer
+from botorch_dp.pareto.surrogates import (
     Candidates,
     KnownObjectives,
-    farthest,
+    Surrogates,
+    farthest_points,
     fitted_gp,
     objective_scales,
     predicted,
@@ -24,8 +26,6 @@ from botorch_dp.pareto.beliefs import (
     refit_every,
     require_complete,
 )
-from botorch_dp.pareto.problem import Measurement, PrivacyUtilityProblem
-from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from tests.pareto import toy
 
@@ -44,14 +44,14 @@ def complete_trials(problem: PrivacyUtilityProblem, count: int) -> list[Trial]:
     ]
 
 
-def beliefs(
+def surrogates(
     problem: PrivacyUtilityProblem,
     trials: Sequence[Trial],
     believed: Sequence[dict[str, float]] = (),
     *,
     exact: bool = True,
-) -> Beliefs:
-    return Beliefs(
+) -> Surrogates:
+    return Surrogates(
         problem,
         trials,
         believed,
@@ -119,7 +119,7 @@ def near(known: KnownObjectives, codes: Tensor) -> Candidates:
 class TestBeliefs:
     def test_exact_epsilon_has_no_uncertainty(self) -> None:
         problem = toy.problem()
-        current = beliefs(problem, complete_trials(problem, 12))
+        current = surrogates(problem, complete_trials(problem, 12))
         candidates = near(
             KnownObjectives(problem, with_epsilon=True), torch.rand(30, 2, dtype=torch.double)
         )
@@ -129,7 +129,7 @@ class TestBeliefs:
 
     def test_gp_learns_epsilon(self) -> None:
         problem = toy.problem()
-        current = beliefs(problem, complete_trials(problem, 30), exact=False)
+        current = surrogates(problem, complete_trials(problem, 30), exact=False)
         known = KnownObjectives(problem, with_epsilon=False)
         candidates = near(known, torch.rand(50, 2, dtype=torch.double))
         means, stds = current.predict(candidates)
@@ -141,7 +141,7 @@ class TestBeliefs:
         problem = toy.problem()
         trials = complete_trials(problem, 12)
         far = {"noise": 10.0, "epochs": 20}
-        plain, believing = beliefs(problem, trials), beliefs(problem, trials, [far])
+        plain, believing = surrogates(problem, trials), surrogates(problem, trials, [far])
         known = KnownObjectives(problem, with_epsilon=True)
         elsewhere = near(known, torch.rand(30, 2, dtype=torch.double))
         assert torch.allclose(
@@ -159,13 +159,13 @@ class TestBeliefs:
         middling = sorted(trials, key=lambda trial: trial.error)[12]
         measurement = Measurement(middling.utilities[0] + 0.1)
         trials[middling.number] = replace(middling, measurements=(measurement,))
-        current = beliefs(problem, trials)
+        current = surrogates(problem, trials)
         believed = torch.sigmoid(-current.incumbent_means[middling.number, 1]).item()
         assert believed > 1 - measurement.utility + 0.02
 
     def test_as_one_botorch_model(self) -> None:
         problem = toy.problem()
-        current = beliefs(problem, complete_trials(problem, 12))
+        current = surrogates(problem, complete_trials(problem, 12))
         candidates = near(
             KnownObjectives(problem, with_epsilon=True), torch.rand(7, 2, dtype=torch.double)
         )
@@ -274,7 +274,7 @@ class TestKnownObjectives:
 
 def test_what_was_considered_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory does not grow with the configs that were ever considered; answers do not change."""
-    monkeypatch.setattr("botorch_dp.pareto.beliefs._REMEMBERED", 50)
+    monkeypatch.setattr("botorch_dp.pareto.surrogates._REMEMBERED", 50)
     known = KnownObjectives(toy.problem(), with_epsilon=True)
     often = toy.SPACE.sample(10, seed=99)
     for seed in range(20):
@@ -290,10 +290,10 @@ class TestManyTrials:
 
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("botorch_dp.pareto.beliefs._MOST_SEEN", 24)
+        monkeypatch.setattr("botorch_dp.pareto.surrogates._MOST_SEEN", 24)
 
     @staticmethod
-    def seen(found: Beliefs) -> set[tuple[float, ...]]:
+    def seen(found: Surrogates) -> set[tuple[float, ...]]:
         (X,) = found._gps[1].train_inputs  # type: ignore[misc]
         return {tuple(row) for row in X.tolist()}
 
@@ -303,10 +303,10 @@ class TestManyTrials:
     ) -> None:
         problem = toy.problem()
         trials = complete_trials(problem, 200)
-        found = beliefs(problem, trials, exact=exact)
+        found = surrogates(problem, trials, exact=exact)
         codes = problem.space.encode([trial.config for trial in trials])
         seen = self.seen(found)
-        spread = {tuple(codes[place].tolist()) for place in farthest(codes, 12)}
+        spread = {tuple(codes[place].tolist()) for place in farthest_points(codes, 12)}
         latest = {tuple(row) for row in codes[-6:].tolist()}
         assert len(seen) == 24 and spread | latest < seen
         errors = torch.tensor([toy.expected_error(trial.config) for trial in trials])
@@ -324,19 +324,19 @@ class TestManyTrials:
         problem = toy.problem()
         trials = complete_trials(problem, 100)
         codes = problem.space.encode([trial.config for trial in trials])
-        spread = {*farthest(codes, 12)}
+        spread = {*farthest_points(codes, 12)}
         lucky = [
             trial
             if trial.number in spread
             else replace(trial, measurements=(Measurement(float(trial.number % 2)),))
             for trial in trials
         ]
-        assert self.seen(beliefs(problem, lucky)) == self.seen(beliefs(problem, trials))
+        assert self.seen(surrogates(problem, lucky)) == self.seen(surrogates(problem, trials))
 
     def test_believed_trials_are_limited_too(self) -> None:
         problem = toy.problem()
         failed = problem.space.sample(60, seed=1)
-        found = beliefs(problem, complete_trials(problem, 10), failed)
+        found = surrogates(problem, complete_trials(problem, 10), failed)
         assert len(found.incumbents) == 10 + 24
         assert found.incumbents.configs[-1] == failed[-1]
 
@@ -394,8 +394,8 @@ def test_hyper_parameters_are_fitted_less_often_as_trials_grow(
         fits.append(len(train_X))
         return fitted_gp(train_X, *args, **options)
 
-    monkeypatch.setattr("botorch_dp.pareto.beliefs.fitted_gp", counted)
-    found = {count: proposer.beliefs(trials[:count])._gps[1] for count in (36, 37, 38)}
+    monkeypatch.setattr("botorch_dp.pareto.surrogates.fitted_gp", counted)
+    found = {count: proposer.surrogates(trials[:count])._gps[1] for count in (36, 37, 38)}
     assert fits == [36, 38]
     before, between, after = found.values()
     assert len(between.train_inputs[0]) == 37  # type: ignore[index]
@@ -404,7 +404,7 @@ def test_hyper_parameters_are_fitted_less_often_as_trials_grow(
     assert not torch.equal(before.state_dict()["covar_module.raw_lengthscale"],
                            after.state_dict()["covar_module.raw_lengthscale"])  # fmt: skip
     # A search that has seen none of this believes the same.
-    alone = Proposer(problem, seed=0).beliefs(trials[:37])._gps[1]
+    alone = Proposer(problem, seed=0).surrogates(trials[:37])._gps[1]
     at = torch.rand(9, 2, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     for mine, theirs in zip(predicted(between, at), predicted(alone, at), strict=True):
         assert torch.equal(mine, theirs)
@@ -412,5 +412,5 @@ def test_hyper_parameters_are_fitted_less_often_as_trials_grow(
 
 def test_farthest_codes() -> None:
     codes = torch.tensor([[0.0], [0.1], [1.0], [0.5], [0.5]]).double()
-    assert farthest(codes, 3) == [0, 2, 3]
-    assert sorted(farthest(codes, 5)) == [0, 1, 2, 3, 4]
+    assert farthest_points(codes, 3) == [0, 2, 3]
+    assert sorted(farthest_points(codes, 5)) == [0, 1, 2, 3, 4]

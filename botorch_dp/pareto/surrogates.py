@@ -1,4 +1,4 @@
-"""What a study believes: exact objectives where they are known, and a Gaussian process for others.
+"""A study's surrogate models: exact objectives where they are known, Gaussian processes for others.
 
 Models see every objective so that larger is better and the real line is the range:
 ``-log(epsilon)``, ``-logit(error)``, and ``-log(value)`` or ``-value`` of further objectives.
@@ -126,7 +126,7 @@ _T = TypeVar("_T")
 
 
 def on_the_cpu(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Compute there, whatever torch's default device is: so do BoTorch and GPyTorch then."""
+    """Decorator: make the CPU torch's default device, for BoTorch and GPyTorch, too."""
 
     @wraps(function)
     def called(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -189,7 +189,7 @@ class Candidates:
 
 
 class KnownObjectives:
-    """Evaluates exact objectives, and remembers them for every config asked about.
+    """Exact objectives of configs, with a cache.
 
     An oracle may fail on a config, which is then not proposed; :attr:`failures` counts it and one
     warning tells of it, by the type of the error only: its message may quote a record.
@@ -315,12 +315,12 @@ class ExactObjective(DeterministicModel):
         return self
 
 
-class Beliefs:
-    """The study's models, fitted to its complete trials.
+class Surrogates:
+    """Surrogate models of all objectives, fitted to the complete trials of a study.
 
-    Pending and failed trials are *believed*: the posterior is conditioned on its own mean there,
-    which takes away the uncertainty they will settle (or that cannot be settled), moves no mean,
-    and has no part in fitting hyper-parameters.
+    Pending and failed trials are *believed* (a kriging believer): the posterior is conditioned on
+    its own mean there, which takes away the uncertainty they will settle (or that cannot be
+    settled), moves no mean, and has no part in fitting hyper-parameters.
 
     Hyper-parameters are those of the first trials, up to the last one at which they were due
     (:func:`refit_every`); the posterior is that of all.
@@ -380,17 +380,17 @@ class Beliefs:
                 self.fitted[key] = gp
                 if many != few:
                     gp = deepcopy(gp)
-                    see(gp, codes[many], Y[many])
+                    condition(gp, codes[many], Y[many])
                 self._gps[index] = gp
 
         settled = count - count % refit_every(count)
         first, newest = list(range(settled)), list(range(settled, count))
         shown = first + newest
         if count > _MOST_SEEN:
-            spread = farthest(codes[:settled], _MOST_SEEN // 2)
+            spread = farthest_points(codes[:settled], _MOST_SEEN // 2)
             fit(spread, spread)
             expected = self._means(self.incumbents)[:settled].nan_to_num(-math.inf)
-            front = front_places(-expected)
+            front = front_indices(-expected)
             distances = _distances(codes[:settled], codes[front]).amin(dim=-1)
             distances[spread] = -1.0
             distances[-(_MOST_SEEN // 4) :] = -1.0
@@ -421,7 +421,7 @@ class Beliefs:
         return means, stds
 
     def _means(self, candidates: Candidates) -> Tensor:
-        """The means of :meth:`predict` alone, which take far less time."""
+        """Posterior means without variances, which take far less time."""
         means = []
         with torch.no_grad(), skip_posterior_variances():
             for index in range(len(self._scales)):
@@ -499,13 +499,13 @@ def smooth_kernel(dim: int, products: Tensor | None = None) -> Kernel:
 
 
 def refit_every(count: int) -> int:
-    """After how many trials hyper-parameters are fitted again, once there are ``count``."""
+    """How many trials lie between two fits of hyper-parameters, once there are ``count``."""
     doublings = math.floor(math.log2(max(1.0, _REFIT_SHARE * count)))
     return min(2**doublings, _LONGEST_WAIT)
 
 
-def see(model: Any, train_X: Tensor, train_Y: Tensor) -> None:
-    """Condition a fitted model on other data than it was fitted to, ``n x 1`` values."""
+def condition(model: Any, train_X: Tensor, train_Y: Tensor) -> None:
+    """Condition a GP on other data than its hyper-parameters were fitted to, ``n x 1`` values."""
     transform = model.outcome_transform
     values = (train_Y - transform.means) / transform.stdvs
     model.set_train_data(train_X, values.squeeze(-1), strict=False)
@@ -523,8 +523,8 @@ def product_weights(space: SearchSpace) -> Tensor | None:
     return weights / weights.abs().sum(dim=0) if space.products else None
 
 
-def farthest(codes: Tensor, count: int) -> list[int]:
-    """Places of ``count`` of the ``n x d`` codes, each the farthest from those before it."""
+def farthest_points(codes: Tensor, count: int) -> list[int]:
+    """Farthest-point sampling: indices of ``count`` of the ``n x d`` codes."""
     chosen = [0]
     distances = _distances(codes, codes[:1]).squeeze(-1)
     for _ in range(count - 1):
@@ -538,8 +538,8 @@ def _distances(codes: Tensor, others: Tensor) -> Tensor:
     return torch.cdist(codes, others, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def front_places(points: Tensor) -> list[int]:
-    """Places of the points no other dominates, by increasing first objective; all minimized."""
+def front_indices(points: Tensor) -> list[int]:
+    """Indices of the non-dominated points by increasing first objective; all are minimized."""
     if points.shape[-1] == 2:
         # By the first objective, ties by the second: on the front is who lowers the second.
         first, second = points.numpy().T
