@@ -43,7 +43,7 @@ from botorch_dp.training import (
     multilayer_perceptron,
 )
 from botorch_dp.training.networks import Loss
-from botorch_dp.training.trainer_setup import Metric
+from botorch_dp.training.setup import Metric
 
 
 def explained(outputs: Tensor, targets: Tensor) -> float:

@@ -171,7 +171,7 @@ def training(optimizer: str, *, publish: bool = False, dtype: torch.dtype = torc
         plan = trainer.plan(
             learning_rate=0.1, clip_norm=1.0, noise_multiplier=1.0, batch_size=4, epochs=9
         )
-        run = trainer.start(plan, [None] * 3 if publish else range(3))
+        run = trainer.setup.start(plan, [None] * 3 if publish else range(3))
 
         def steps() -> None:
             with torch.no_grad():

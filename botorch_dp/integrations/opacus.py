@@ -53,7 +53,7 @@ from botorch_dp.training.records import (
     datasets_of,
     why_unpublishable,
 )
-from botorch_dp.training.trainer_setup import FORM_IS_PUBLIC, Setup
+from botorch_dp.training.setup import FORM_IS_PUBLIC, Setup
 
 _LOOP = (
     "your loop calls the model on the rows of a batch in their order, computes the loss of each "
@@ -255,8 +255,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
 
         Arguments and errors as for :meth:`guarantee`.
         """
-        training = self.plan.parameters(self.plan.steps)
-        return Receipt.of(self.release(model), **{"training": training, **facts})
+        return self.release(model).receipt(**facts)
 
     def save_checkpoint(self, **given: Any) -> Never:
         """Refused: steps from another process were not taken under this engine's price."""

@@ -27,7 +27,7 @@ from botorch_dp.training.inputs import Inputs, each_part
 from botorch_dp.training.plan import TrainingPlan
 from botorch_dp.training.randomness import Randomness
 from botorch_dp.training.records import DatasetRecords
-from botorch_dp.training.trainer_setup import Setup
+from botorch_dp.training.setup import Setup
 
 
 @dataclass(eq=False)
@@ -157,7 +157,7 @@ class Loop:
         self._after = [p.detach().clone() for p in self.parameters]
 
     def release(self, module: nn.Module) -> Release[nn.Module]:
-        """See :meth:`PrivacyEngine.release`."""
+        """The trained model and what is promised for it."""
         if self.taken == 0:
             raise PrivacyError("No step was taken: there is no trained model.")
         own, given = self.trained(), dict(module.state_dict())
@@ -170,13 +170,14 @@ class Loop:
                 "`model` is not what the last step left: another model, or weights or buffers that "
                 "something else has changed. Nothing is promised for it."
             )
-        plan = self.plan
-        if not self.secret:
-            return Release(own, plan.guarantee.simulated(), scale=plan.noise_std)
-        if self._checked != self.taken:
-            self.setup.check(own, precise=True)
-            self._checked = self.taken
-        return Release(own, plan.guarantee, scale=plan.noise_std, digest=digest_if_any(own))
+        plan, digest, guarantee = self.plan, None, self.plan.guarantee.simulated()
+        if self.secret:
+            if self._checked != self.taken:
+                self.setup.check(own, precise=True)
+                self._checked = self.taken
+            digest, guarantee = digest_if_any(own), plan.guarantee
+        facts = {"training": plan.parameters(plan.steps)}
+        return Release(own, guarantee, scale=plan.noise_std, digest=digest, facts=facts)
 
     def trained(self) -> nn.Module:
         """The model as it was given, with the weights of the last step, in evaluation mode."""

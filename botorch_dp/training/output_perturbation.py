@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from botorch_dp.privacy import (
     Guarantee,
     PrivacyLedger,
     PrivacyUnit,
-    Receipt,
     Release,
     gaussian_guarantee,
     gaussian_mechanism,
@@ -34,24 +32,28 @@ from botorch_dp.training.records import TrainTest, check_data
 _CHUNK = 2_000_000
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class PerturbedModel:
-    """Logistic-regression weights with noise, and what is promised for them.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PerturbedModel(Release[nn.Module]):
+    """Logistic regression with noise on its weights, and what is promised for it.
+
+    The ``value`` scores records that were scaled as in training; see
+    :meth:`OutputPerturbedLogisticRegression.scaled`. Its guarantee has the status ``"none"`` unless
+    it was trained to be published.
 
     Args:
-        model: Scores records that were scaled as in training; see
-            :meth:`OutputPerturbedLogisticRegression.scaled`.
-        guarantee: What holds for ``model``; status ``"none"`` unless trained to be published.
         delta: Where :attr:`epsilon` is quoted.
         test_accuracy: Share of test records classified correctly. Sensitive.
-        digest: Of the model when it was made: a receipt of a changed one is refused.
     """
 
-    model: nn.Module
-    guarantee: Guarantee
     delta: float
     test_accuracy: float
-    digest: str | None = None
+
+    __repr__ = object.__repr__
+
+    @property
+    def model(self) -> nn.Module:
+        """The released value."""
+        return self.value
 
     @property
     def accuracy(self) -> float:
@@ -62,10 +64,6 @@ class PerturbedModel:
     def epsilon(self) -> float:
         """The cost at ``delta``, had the noise been real."""
         return self.guarantee.nominal.epsilon(self.delta)
-
-    def receipt(self, **facts: Any) -> Receipt:
-        """A document that a stranger can check; see :meth:`Receipt.of` for the ``facts``."""
-        return Receipt.of(Release(self.model, self.guarantee, digest=self.digest), **facts)
 
 
 class OutputPerturbedLogisticRegression:
@@ -270,7 +268,9 @@ class OutputPerturbedLogisticRegression:
         model.requires_grad_(False).eval()
         outputs = model(self.scaled(self._data.test_X).to(weights.dtype))
         score = accuracy(outputs, self._data.test_Y)
-        return PerturbedModel(model, guarantee, self.delta, score, digest_of(model))
+        return PerturbedModel(
+            model, guarantee, digest=digest_of(model), delta=self.delta, test_accuracy=score
+        )
 
 
 def _real(X: Tensor) -> torch.dtype:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypedDict, get_args
 
 from torch import Tensor
@@ -115,7 +116,7 @@ class TrainingSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """The public parameters of a run of DP-SGD or DP-Adam, and what follows from them.
+    """The public parameters of a run of DP-SGD or DP-Adam, and what follows from them, once.
 
     ``print(plan)`` says the price in words.
 
@@ -165,27 +166,27 @@ class TrainingPlan:
     origin: Literal["not stated", "default rule"] = "not stated"
     unpublishable: str = ""
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Number of steps that count as one pass over the records, ``n // m``."""
         return self.num_records // self.batch_size
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Number of steps of a complete run."""
         return self.epochs * self.steps_per_epoch
 
-    @property
+    @cached_property
     def sensitivity(self) -> float:
         """How far one record moves the sum of clipped gradients under the relation."""
         return self.relation.sum_sensitivity * self.clip_norm
 
-    @property
+    @cached_property
     def noise_std(self) -> float:
         """Standard deviation of the noise on the sum of clipped gradients."""
         return self.noise_multiplier * self.clip_norm if self.noise_multiplier else 0.0
 
-    @property
+    @cached_property
     def guarantee(self) -> Guarantee:
         """What a complete run promises for its model if it is run with ``publish=True``."""
         return self.guarantee_after(self.steps)

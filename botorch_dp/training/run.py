@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -81,9 +81,10 @@ class TrainingRun:
         self._engine, self.rule = make_engine(self._parameters), make_rule(self._parameters)
         self._file: Run | None = None
         self._seconds, self._saved = 0.0, 0.0
-        #: Batches drawn already; ``_block`` holds those and the ones before them for a checkpoint.
+        #: Batches that are drawn and not used; a checkpoint takes them from ``_drawn_ahead``, which
+        #: holds those that were drawn with them, too.
         self._ahead: list[_Drawn] = []
-        self._block = (
+        self._drawn_ahead = (
             torch.zeros(0, len(coins), 0, device="cpu"),
             torch.zeros(0, len(coins), device="cpu"),
         )
@@ -119,23 +120,38 @@ class TrainingRun:
             KeyboardInterrupt: After Ctrl-C unless ``stop_on_interrupt``, after a second one, and
                 before the first step, when there is nothing to return yet.
         """
-        bar = ProgressBar(
-            total=self.plan.steps,
-            initial=self.step,
-            disable=not progress,
-            leave=until == self.plan.steps,
-            unit="step",
-        )
-        with bar, _interrupts_between_steps() as stop, torch.no_grad():
+        with (
+            _progress_bar(self.plan.steps, self.step, until) if progress else nullcontext() as bar,
+            _interrupts_between_steps() as stop,
+            torch.no_grad(),
+        ):
             while self.step < until and not stop.is_set():
                 self._take_step()
-                bar.update()
+                if bar is not None:
+                    bar.update()
                 if self._file is not None and time.monotonic() - self._saved >= self._seconds:
                     self.save()
         self.save()
         self.stopped = stop.is_set()
         if self.stopped and (self.step == 0 or not stop_on_interrupt):
             raise KeyboardInterrupt(f"{self.step} of {self.plan.steps} steps were taken.")
+
+    def train(
+        self, curve: Sequence[int], measure: Callable[[nn.Module], float | None], **how: bool
+    ) -> None:
+        """Take all steps; after the epochs of a curve, measure the utility.
+
+        Args:
+            curve: Numbers of epochs, rising.
+            measure: Returns the utility of a model.
+            how: See :meth:`advance`.
+        """
+        for epochs in curve[len(self.utilities) :]:
+            self.advance(epochs * self.plan.steps_per_epoch, **how)
+            if self.stopped:
+                return
+            self.utilities.append(measure(self.models()[0]))
+        self.advance(self.plan.steps, **how)
 
     def _take_step(self) -> None:
         if not self._ahead:
@@ -171,7 +187,7 @@ class TrainingRun:
         Each step gets the shape of its longest batch: on average, batches of one replicate are no
         longer than batches of fixed size.
         """
-        self._block = places, sizes
+        self._drawn_ahead = places, sizes
         filled = torch.arange(places.shape[2], device=sizes.device) < sizes.unsqueeze(2)
         places, filled = (part.to(self._parameters.device) for part in (places, filled))
         self._ahead = []
@@ -204,7 +220,7 @@ class TrainingRun:
         """Store everything the remaining steps depend on, if there is a file."""
         if self._file is None:
             return
-        places, sizes = (part[len(part) - len(self._ahead) :] for part in self._block)
+        places, sizes = (part[len(part) - len(self._ahead) :] for part in self._drawn_ahead)
         self._file.put(
             training={
                 "step": self.step,
@@ -227,6 +243,10 @@ class TrainingRun:
     def show(self, shown: dict[str, Any]) -> None:
         """Be what :meth:`shown` told, for good."""
         self.step, self._shown = shown["step"], shown["parameters"]
+
+
+def _progress_bar(total: int, step: int, until: int) -> ProgressBar:
+    return ProgressBar(total=total, initial=step, leave=until == total, unit="step")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from botorch_dp.training.engines.base import parameter_views
+from botorch_dp.training.engines.base import parameter_views, stack_parameters
 from botorch_dp.training.plan import TrainingPlan
 
 #: Called with a list of parameters and ``lr=``: a class of ``torch.optim``, or a partial of one.
@@ -92,6 +92,25 @@ def make_rule(
     if callable(optimizer):
         return TorchRule(parameters, plan, model, optimizer, schedule)
     return _RULES[optimizer](parameters, plan)
+
+
+def check_rule(
+    plan: TrainingPlan,
+    model: nn.Module,
+    optimizer: str | OptimizerFactory,
+    schedule: ScheduleFactory | None,
+) -> None:
+    """Raise unless a rule can take a step along given gradients. Arguments as for make_rule."""
+    rows = stack_parameters([model])
+    try:
+        make_rule(rows, plan, model, optimizer, schedule).step(torch.ones_like(rows))
+    except Exception as error:
+        raise ValueError(
+            f"`optimizer` {plan.optimizer} with this `schedule` cannot take a step along given "
+            f"gradients ({type(error).__name__}: {error}). Pass a name, or what makes an optimizer "
+            "of torch.optim from a list of parameters and lr=, such as torch.optim.AdamW, and a "
+            "schedule from an optimizer and the number of steps."
+        ) from error
 
 
 class Adam(StepRule):
@@ -224,8 +243,7 @@ class TorchRule(StepRule):
                 schedule.load_state_dict(times)
 
     def settings(self) -> str:
-        """See :class:`StepRule`; all replicates have the same."""
-        _, optimizer, schedule = self._rows[0]
+        _, optimizer, schedule = self._rows[0]  # all replicates have the same
         times = None if schedule is None else [type(schedule).__name__, schedule.state_dict()]
         return json.dumps([repr(optimizer), times], default=lambda value: type(value).__name__)
 

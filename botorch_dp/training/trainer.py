@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
-import torch
 from torch import nn
 
 from botorch_dp._checks import (
@@ -18,18 +16,17 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_path,
-    check_positive,
     did_you_mean,
     warn_caller,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, Receipt, Release
+from botorch_dp.privacy import NeighboringRelation, PrivacyLedger, Release
 from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.guarantee import warn_large_delta, warn_large_epsilon
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training.engines import ENGINES
-from botorch_dp.training.networks import Loss, accuracy, takes_labels
+from botorch_dp.training.networks import Loss, accuracy
 from botorch_dp.training.plan import (
     DELTA,
     OPTIMIZERS,
@@ -40,18 +37,24 @@ from botorch_dp.training.plan import (
     check_names,
     make_plan,
 )
-from botorch_dp.training.randomness import Randomness, SeededRandomness, SystemRandomness
-from botorch_dp.training.records import TrainTest, parts
+from botorch_dp.training.records import TrainTest
 from botorch_dp.training.run import TrainingRun
-from botorch_dp.training.step_rules import OptimizerFactory, ScheduleFactory, make_rule
-from botorch_dp.training.trainer_setup import Metric, Setup
-from botorch_dp.training.untuned import SuggestedSettings, suggest_settings
+from botorch_dp.training.setup import Metric, Setup
+from botorch_dp.training.step_rules import OptimizerFactory, ScheduleFactory
 
 if TYPE_CHECKING:
     from botorch_dp.pareto import PrivacyUtilityProblem
 
 #: Settings that say how to step; without them the rule of ``untuned`` does.
 _OF_STEPS = {"learning_rate", "clip_norm"}
+#: A training of one step, to try a rule on.
+_ONE_STEP: TrainingSettings = {
+    "learning_rate": 1.0,
+    "clip_norm": 1.0,
+    "noise_multiplier": 1.0,
+    "batch_size": 1,
+    "epochs": 1,
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,30 +79,32 @@ class TrainingDiagnostics:
         return "TrainingDiagnostics(sensitive)"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Trained:
-    """A trained model and what is promised for it.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Trained(Release[nn.Module]):
+    """A trained model, which is the ``value`` of this release, and what is promised for it.
 
-    The guarantee covers ``model`` (and every state it went through), nothing else: the accuracy is
-    computed from the test records and is sensitive.
+    The guarantee covers the model (and every state it went through), nothing else: the accuracy is
+    computed from the test records and is sensitive. Its status is ``"none"`` unless the model was
+    trained with ``publish=True``; only then there is a receipt, which has the plan's public
+    parameters, and nothing of the diagnostics.
 
     Args:
-        model: The model, in evaluation mode; nobody else holds it.
-        guarantee: What holds for the model; status ``"none"`` unless it was trained with
-            ``publish=True``.
         plan: The public parameters of the run.
         steps: How many steps were taken; fewer than the plan has if the training was stopped. The
             guarantee is that of all of them.
         diagnostics: Sensitive.
-        digest: Of the model when it was made: a receipt of a changed one is refused.
     """
 
-    model: nn.Module
-    guarantee: Guarantee
     plan: TrainingPlan
     steps: int
     diagnostics: TrainingDiagnostics
-    digest: str | None = None
+
+    __repr__ = object.__repr__
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, in evaluation mode; nobody else holds it."""
+        return self.value
 
     @property
     def accuracy(self) -> float | None:
@@ -125,18 +130,6 @@ class Trained:
         For tuning: a run under a seed promises nothing itself, and its guarantee says so.
         """
         return self.guarantee.nominal.epsilon(self.plan.delta)
-
-    def receipt(self, **facts: Any) -> Receipt:
-        """A document that a stranger can check; see :meth:`Receipt.of` for the ``facts``.
-
-        Only of a model that was trained with ``publish=True`` and not changed since. It has the
-        plan's public parameters, and nothing of the diagnostics.
-        """
-        (loss,) = self.guarantee.losses or (None,)
-        training = self.plan.parameters(getattr(loss, "steps", self.steps))
-        known = {"training": training, "settings": self.plan.origin}
-        release = Release(self.model, self.guarantee, digest=self.digest)
-        return Receipt.of(release, **{**known, **facts})
 
     def __str__(self) -> str:
         """What one would paste into a report."""
@@ -259,11 +252,9 @@ class DPTrainer:
         check_choice("engine", engine, ("auto", *ENGINES))
         #: Whether the rule of ``untuned`` chooses how to step where settings leave it the choice.
         self._chooses = optimizer is None and schedule is None
-        optimizer = "sgd" if optimizer is None else optimizer
         check_choice("clipping", clipping, get_args(Clipping))
         # Wrong names are refused here rather than at the first run.
-        self._optimizer_name = _name_of(optimizer)
-        self.optimizer, self.schedule = optimizer, schedule
+        self._optimizer_name = _name_of("sgd" if optimizer is None else optimizer)
         self.clipping: Clipping = clipping
         self.sampling: Sampling = sampling
         self.relation = relation
@@ -275,8 +266,10 @@ class DPTrainer:
             clipping=clipping,
             metric=metric,
             like=like,
+            optimizer=None if self._chooses else optimizer or "sgd",
+            schedule=schedule,
         )
-        self._try_rule()
+        self.setup.check_rule(self._plan(_ONE_STEP))
 
     @property
     def engine(self) -> str:
@@ -300,7 +293,7 @@ class DPTrainer:
         other.setup = self.setup.without_tests()
         return other
 
-    def chooses_with(self, settings: Collection[str]) -> bool:
+    def takes_defaults(self, settings: Collection[str]) -> bool:
         """Whether :func:`~.untuned.suggest_settings` completes settings of these names."""
         return self._chooses and not set(settings) & _OF_STEPS
 
@@ -375,8 +368,8 @@ class DPTrainer:
         if publish:
             warn_large_delta(plan.delta, plan.num_records)
             warn_large_epsilon(settings.get("target_epsilon", 0.0))
-        self._check_curve(curve, plan)
-        run = self.start(plan, [seed])
+        _check_curve(curve, plan, self.setup.num_tests)
+        run = self.setup.start(plan, [seed])
         identity = self._identity(run, seed, curve, with_data=checkpoint is not None)
         with Run(
             checkpoint, what="a training", settings=identity, ledger=ledger, label=label
@@ -384,11 +377,23 @@ class DPTrainer:
             run.resume(file, checkpoint_seconds)
 
             def train() -> None:
+                measure = partial(self.setup.measure, publish=publish)
                 how = {"progress": progress, "stop_on_interrupt": on_interrupt == "stop"}
-                self._train(run, curve, publish=publish, **how)
+                run.train(curve, measure, **how)
+                for model in run.models() if publish else ():
+                    self.setup.check_final(model)
 
             if publish:
-                self._publish(run, train, file, ledger)
+                # The noise of the steps is not shown. What is shown is one model, stored first; a
+                # run that is cut off before goes on from its file without a new charge.
+                shown = file.release(
+                    plan.guarantee,
+                    lambda _: run.shown(),
+                    read=train,
+                    key="model",
+                    delta=None if ledger is not None and ledger.budget.renyi else plan.delta,
+                )
+                run.show(shown)
             else:
                 train()
             (trained,) = self._results(run, publish=publish)
@@ -417,7 +422,7 @@ class DPTrainer:
         """
         plan = self._plan(settings)
         seeds = _check_seeds(seeds)
-        run = self.start(plan, seeds)
+        run = self.setup.start(plan, seeds)
         run.advance(plan.steps, progress=progress)
         return self._results(run)
 
@@ -482,103 +487,32 @@ class DPTrainer:
             name=name or own,
         )
 
-    def start(self, plan: TrainingPlan, seeds: Sequence[int | None]) -> TrainingRun:
-        """A run that has taken no step: fresh models, and coins from seeds.
-
-        Args:
-            plan: From :meth:`plan`.
-            seeds: One for each replicate; None for coins of the operating system.
-        """
-        coins: list[Randomness] = [
-            SystemRandomness() if seed is None else SeededRandomness(int(seed), self.setup.device)
-            for seed in seeds
-        ]
-        models = [self.setup.new_model(each.torch_seed()) for each in coins]
-        precise = None in seeds
-        optimizer = plan.optimizer if self._chooses else self.optimizer
-        return TrainingRun(
-            plan,
-            models,
-            coins,
-            lambda rows: self.setup.make_engine(models, rows, coins, precise=precise),
-            lambda rows: make_rule(rows, plan, models[0], optimizer, self.schedule),
-        )
-
-    # The parts.
-
     def _plan(self, settings: TrainingSettings) -> TrainingPlan:
         check_names(settings)
-        left_out = self._left_out(settings)
-        optimizer = self._optimizer_name
-        own = left_out is None or settings.keys() & left_out.settings.keys()
-        if left_out is not None:
-            optimizer = "scale_free"
-            settings = {**left_out.settings, **settings}
+        optimizer, own, suggested = self._optimizer_name, True, None
+        without_rate = optimizer == "scale_free" and "learning_rate" not in settings
+        if without_rate or self.takes_defaults(settings):
+            suggested = self.setup.suggest(settings, self.relation)
+            own = bool(settings.keys() & suggested.settings.keys())
+            optimizer, settings = "scale_free", {**suggested.settings, **settings}
+        reasons, warnings = (
+            ((), ()) if suggested is None else (suggested.reasons, suggested.warnings)
+        )
         plan = make_plan(
             settings,
             num_records=len(self.setup.records),
             sampling=self.sampling,
             relation=self.relation,
-            conditions=self.setup.conditions,
-            optimizer=optimizer,
             clipping=self.clipping,
+            optimizer=optimizer,
+            conditions=self.setup.conditions,
+            notes=(*reasons, *self.setup.notes),
+            origin="not stated" if own else "default rule",
             unpublishable=self.setup.unpublishable,
         )
-        for warning in left_out.warnings if left_out is not None else ():
+        for warning in warnings:
             warn_caller(warning)
-        reasons = () if left_out is None else left_out.reasons
-        notes = (*reasons, *self.setup.notes)
-        return replace(plan, notes=notes, origin="not stated" if own else "default rule")
-
-    def _left_out(self, settings: TrainingSettings) -> SuggestedSettings | None:
-        """What the rule chooses, if the settings leave it the choice."""
-        if self._optimizer_name == "scale_free":
-            if "learning_rate" in settings:
-                return None
-        elif not self.chooses_with(settings):
-            return None
-        if "target_epsilon" in settings:
-            check_positive("target_epsilon", settings["target_epsilon"])
-        first = next(iter(parts(self.setup.form.train_X).values()))
-        norm = settings.get("feature_norm")
-        if norm is None and first.dtype == torch.long:  # token ids have no norm to give
-            norm = max(1, first[:1].numel()) ** 0.5
-        is_scored = not self.setup.form.train_Y.is_floating_point() or takes_labels(self.setup.loss)
-        return suggest_settings(
-            num_records=len(self.setup.records),
-            num_features=max(1, first[:1].numel()),
-            epsilon=settings.get("target_epsilon"),
-            delta=settings.get("delta", DELTA),
-            num_outputs=self.setup.num_outputs,
-            num_parameters=self.setup.num_parameters,
-            layers=max(1, self.setup.layers),
-            feature_norm=norm,
-            regression=not is_scored,
-            relation=self.relation,
-        )
-
-    def _check_curve(self, curve: Sequence[int], plan: TrainingPlan) -> None:
-        for epochs in curve:
-            check_integer("each of `curve`", epochs, at_most=plan.epochs)
-        if list(curve) != sorted(set(curve)):
-            raise ValueError(f"`curve` must rise, got {curve}.")
-        if curve and not self.setup.num_tests:
-            raise ValueError("`curve` is about the accuracy on test records, and `data` has none.")
-
-    def _try_rule(self) -> None:
-        """Take a step along given gradients before any training."""
-        settings: TrainingSettings = {"batch_size": 1, "epochs": 1, "noise_multiplier": 1.0}
-        plan = self._plan({"learning_rate": 1.0, "clip_norm": 1.0, **settings})
-        try:
-            run = self.start(plan, [0])
-            run.rule.step(torch.ones_like(run.result))
-        except Exception as error:
-            raise ValueError(
-                f"`optimizer` {self._optimizer_name} with this `schedule` cannot take a step along "
-                f"given gradients ({type(error).__name__}: {error}). Pass a name, or what makes an "
-                "optimizer of torch.optim from a list of parameters and lr=, such as "
-                "torch.optim.AdamW, and a schedule from an optimizer and the number of steps."
-            ) from error
+        return plan
 
     def _identity(
         self, run: TrainingRun, seed: int | None, curve: Sequence[int], *, with_data: bool
@@ -595,65 +529,6 @@ class DPTrainer:
             "curve": list(curve),
         }
 
-    def _train(self, run: TrainingRun, curve: Sequence[int], *, publish: bool, **how: bool) -> None:
-        """Take all steps, with pauses at the points of a curve."""
-        for epochs in curve[len(run.utilities) :]:
-            run.advance(epochs * run.plan.steps_per_epoch, **how)
-            if run.stopped:
-                return
-            run.utilities.append(self._utility(run.models()[0], publish=publish))
-        run.advance(run.plan.steps, **how)
-
-    def _utility(self, model: nn.Module, *, publish: bool) -> float | None:
-        if not self.setup.num_tests:
-            return None
-        try:
-            return self.setup.utility(model)
-        except Exception as error:
-            if not publish:
-                raise
-            warnings.warn(
-                f"Measuring the utility on the test records raised {type(error).__name__}; the "
-                "published model is returned without an accuracy.",
-                stacklevel=2,
-            )
-            return None
-
-    def _publish(
-        self,
-        run: TrainingRun,
-        train: Callable[[], None],
-        file: Run,
-        ledger: PrivacyLedger | None,
-    ) -> None:
-        """Charge, train, check, store, and only then let the run be shown: the one way to do it.
-
-        The noise of the steps is not shown. What is shown is one model, stored first; a run that
-        is cut off before goes on from its file without a new charge.
-        """
-
-        def trained() -> None:
-            train()
-            for model in run.models():
-                try:
-                    self.setup.check(model, precise=True)
-                except PrivacyError as error:
-                    raise PrivacyError(
-                        "The model is not handed out, and what was charged stays spent. "
-                        f"{error} This shows at its final weights only, so that the guarantee does "
-                        "not hold."
-                    ) from None
-
-        plan = run.plan
-        shown = file.release(
-            plan.guarantee,
-            lambda _: run.shown(),
-            read=trained,
-            key="model",
-            delta=None if ledger is not None and ledger.budget.renyi else plan.delta,
-        )
-        run.show(shown)
-
     def _results(self, run: TrainingRun, *, publish: bool = False) -> list[Trained]:
         """The models of a run, and what is promised for them."""
         plan = run.plan
@@ -665,19 +540,25 @@ class DPTrainer:
                 "With `checkpoint=`, the same call goes on after Ctrl-C."
             )
         unusable, dropped = self.setup.records.unusable, run.dropped
+        (loss,) = guarantee.losses or (None,)
+        facts = {
+            "training": plan.parameters(getattr(loss, "steps", run.step)),
+            "settings": plan.origin,
+        }
         return [
             Trained(
-                model=model,
-                guarantee=guarantee,
+                model,
+                guarantee,
+                digest=digest_if_any(model) if publish else None,
+                facts=facts,
                 plan=plan,
                 steps=run.step,
                 diagnostics=TrainingDiagnostics(
-                    accuracy=self._utility(model, publish=publish),
+                    accuracy=self.setup.measure(model, publish=publish),
                     unusable_records=unusable,
                     dropped_gradients=dropped,
                     curve=tuple(run.utilities),
                 ),
-                digest=digest_if_any(model) if publish else None,
             )
             for model in run.models()
         ]
@@ -718,6 +599,15 @@ def _check_seed(
         raise ValueError("`seed` is required, unless publish=True: give an integer such as 0.")
     else:
         check_integer("seed", seed, at_least=0)
+
+
+def _check_curve(curve: Sequence[int], plan: TrainingPlan, num_tests: int) -> None:
+    for epochs in curve:
+        check_integer("each of `curve`", epochs, at_most=plan.epochs)
+    if list(curve) != sorted(set(curve)):
+        raise ValueError(f"`curve` must rise, got {curve}.")
+    if curve and not num_tests:
+        raise ValueError("`curve` is about the accuracy on test records, and `data` has none.")
 
 
 def _check_seeds(seeds: Sequence[int]) -> list[int]:

@@ -156,7 +156,7 @@ class PrivateFit(PrivateSelection):
             raise PrivacyError(f"No model can be published. {setup.unpublishable}")
         if self.space is not None:
             self._check_space(self.space)
-        elif not self.trainer.chooses_with(self.fixed):
+        elif not self.trainer.takes_defaults(self.fixed):
             raise ValueError(
                 "Without a `space` nothing is tuned, and the settings follow from public numbers: "
                 "leave out the trainer's `optimizer`, and `learning_rate` and `clip_norm` in "

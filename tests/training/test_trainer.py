@@ -264,7 +264,13 @@ def test_unusable_records_are_counted_for_the_owner_only() -> None:
 
 def trained(steps: int, plan: TrainingPlan = PLAN) -> Trained:
     diagnostics = TrainingDiagnostics(accuracy=0.8125, unusable_records=313, dropped_gradients=717)
-    return Trained(nn.Linear(2, 1), plan.guarantee_after(steps), plan, steps, diagnostics)
+    return Trained(
+        nn.Linear(2, 1),
+        plan.guarantee_after(steps),
+        plan=plan,
+        steps=steps,
+        diagnostics=diagnostics,
+    )
 
 
 def test_epsilon_is_the_cost_of_the_steps_taken_at_the_plans_delta() -> None:

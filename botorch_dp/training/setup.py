@@ -1,4 +1,4 @@
-"""What every run of a trainer is made of: model, loss, records, engine and metric, all checked."""
+"""What all trainings of a trainer share: model, loss, records, engine, rule and metric, checked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from botorch_dp._checks import check_positive
+from botorch_dp._checks import check_positive, warn_caller
 from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.privacy.runs import Fingerprint, fingerprint
 from botorch_dp.training.calls import call, correct_alone, traced_calls
 from botorch_dp.training.engines import ENGINES, engine_class
@@ -32,11 +33,18 @@ from botorch_dp.training.isolation import (
     examine,
     random_records,
 )
-from botorch_dp.training.networks import Loss, known_gradient
+from botorch_dp.training.networks import Loss, known_gradient, takes_labels
 from botorch_dp.training.plain_layers import in_training, without_token_errors
-from botorch_dp.training.plan import STABILITY, Clipping
+from botorch_dp.training.plan import (
+    DELTA,
+    STABILITY,
+    Clipping,
+    TrainingPlan,
+    TrainingSettings,
+)
 from botorch_dp.training.randomness import (
     Randomness,
+    SeededRandomness,
     SystemRandomness,
     seeded_torch,
 )
@@ -49,6 +57,14 @@ from botorch_dp.training.records import (
     datasets_of,
     why_unpublishable,
 )
+from botorch_dp.training.run import TrainingRun
+from botorch_dp.training.step_rules import (
+    OptimizerFactory,
+    ScheduleFactory,
+    check_rule,
+    make_rule,
+)
+from botorch_dp.training.untuned import SuggestedSettings, suggest_settings
 
 Metric = Callable[[Tensor, Tensor], float]
 
@@ -79,7 +95,11 @@ class Setup:
         clipping: Clipping,
         metric: Metric,
         like: Any = None,
+        optimizer: str | OptimizerFactory | None = None,
+        schedule: ScheduleFactory | None = None,
     ) -> None:
+        #: Without an optimizer, it is the one that a plan names.
+        self._optimizer, self._schedule = optimizer, schedule
         self.loss, self.metric = loss, metric
         datasets = datasets_of(data, like)
         if datasets is not None:
@@ -203,6 +223,57 @@ class Setup:
                 raise ValueError(f"`weights` are of another model: {error}") from error
         return model.eval()
 
+    def start(self, plan: TrainingPlan, seeds: Sequence[int | None]) -> TrainingRun:
+        """A run that has taken no step: fresh models, and coins from seeds.
+
+        Args:
+            plan: From :meth:`DPTrainer.plan`.
+            seeds: One for each replicate; None for coins of the operating system.
+        """
+        coins: list[Randomness] = [
+            SystemRandomness() if seed is None else SeededRandomness(int(seed), self.device)
+            for seed in seeds
+        ]
+        models = [self.new_model(each.torch_seed()) for each in coins]
+        precise = None in seeds
+        optimizer = self._optimizer or plan.optimizer
+        return TrainingRun(
+            plan,
+            models,
+            coins,
+            lambda rows: self.make_engine(models, rows, coins, precise=precise),
+            lambda rows: make_rule(rows, plan, models[0], optimizer, self._schedule),
+        )
+
+    def check_rule(self, plan: TrainingPlan) -> None:
+        """Raise unless the optimizer and the schedule can take a step."""
+        check_rule(plan, self.new_model(0), self._optimizer or plan.optimizer, self._schedule)
+
+    def suggest(
+        self, settings: TrainingSettings, relation: NeighboringRelation
+    ) -> SuggestedSettings:
+        """What :func:`~.untuned.suggest_settings` makes of the public numbers."""
+        if "target_epsilon" in settings:
+            check_positive("target_epsilon", settings["target_epsilon"])
+        first = next(iter(parts(self.form.train_X).values()))
+        num_features = max(1, first[:1].numel())
+        norm = settings.get("feature_norm")
+        if norm is None and first.dtype == torch.long:  # token ids have no norm to give
+            norm = num_features**0.5
+        is_scored = not self.form.train_Y.is_floating_point() or takes_labels(self.loss)
+        return suggest_settings(
+            num_records=len(self.records),
+            num_features=num_features,
+            epsilon=settings.get("target_epsilon"),
+            delta=settings.get("delta", DELTA),
+            num_outputs=self.num_outputs,
+            num_parameters=self.num_parameters,
+            layers=max(1, self.layers),
+            feature_norm=norm,
+            regression=not is_scored,
+            relation=relation,
+        )
+
     def make_engine(
         self,
         models: Sequence[nn.Module],
@@ -255,6 +326,16 @@ class Setup:
                 "of single records."
             )
 
+    def check_final(self, model: nn.Module) -> None:
+        """:meth:`check` at the final weights of a model that is to be published."""
+        try:
+            self.check(model, precise=True)
+        except PrivacyError as error:
+            raise PrivacyError(
+                f"The model is not handed out, and what was charged stays spent. {error} This "
+                "shows at its final weights only, so that the guarantee does not hold."
+            ) from None
+
     def clipped_sum(self, model: nn.Module, indices: Tensor, clip_norm: float) -> list[Tensor]:
         """The sum of the clipped gradients of some training records. Sensitive.
 
@@ -287,6 +368,24 @@ class Setup:
             pairs = [(call(model, X), Y) for X, Y, _ in self.tests.batches()]
         outputs = torch.cat([outputs for outputs, _ in pairs])
         return float(self.metric(outputs, torch.cat([Y for _, Y in pairs])))
+
+    def measure(self, model: nn.Module, *, publish: bool) -> float | None:
+        """The utility if there are test records; for a published model, None if it cannot be had.
+
+        Sensitive, as :meth:`utility` is.
+        """
+        if self.tests is None:
+            return None
+        try:
+            return self.utility(model)
+        except Exception as error:
+            if not publish:
+                raise
+            warn_caller(
+                f"Measuring the utility on the test records raised {type(error).__name__}; the "
+                "published model is returned without an accuracy."
+            )
+            return None
 
     def correct_alone(self, model: nn.Module, *, on_training_records: bool = False) -> Tensor:
         """Whether each test record is classified correctly by a call on it alone. Sensitive.
