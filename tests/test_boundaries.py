@@ -39,15 +39,11 @@ from botorch_dp.privacy.losses import (
     PrivacyLoss,
     PureLoss,
 )
-from botorch_dp.privacy.mechanisms import (
-    SparseVectorPlan,
-    gaussian_scale,
-    laplace_scale,
-    selection_scale,
-)
+from botorch_dp.privacy.mechanisms import gaussian_scale, laplace_scale, selection_scale
 from botorch_dp.privacy.pld.composition import composed_epsilon
 from botorch_dp.privacy.pld.gaussian import _log_delta, pure_dp_mu
 from botorch_dp.privacy.rounding import float_above, float_below, sqrt_above, sqrt_below
+from botorch_dp.privacy.sparse_vector import SparseVectorPlan
 from botorch_dp.release import (
     LipschitzMaximum,
     NoiseFreeMaximum,

@@ -190,12 +190,14 @@ SUBJECTS: dict[str, Callable[[PrivacyLedger], Any]] = {
 #: Where the package makes releases, and the subjects above that come out there.
 PLACES = {
     "descent/dp_gibo.py": ["DPGIBO"],
-    "descent/start.py": ["private_start"],
     "outsourced/curator.py": ["GaussianNoiseCurator"],  # and one that promises nothing, below
     "outsourced/exchange.py": ["received rows"],
     "pareto/study.py": ["DPareto"],
-    "privacy/mechanisms.py": ["laplace_mechanism", "gaussian_mechanism", "sparse_vector"],
-    "release/assumptions.py": ["PrivateChoice", "PrivateMaximum", "noise-free", "Lipschitz"],
+    "privacy/ledger.py": [
+        *("exponential_mechanism", "sparse_vector", "private_start"),
+        *("PrivateChoice", "PrivateMaximum", "noise-free", "Lipschitz"),
+    ],
+    "privacy/mechanisms.py": ["laplace_mechanism", "gaussian_mechanism"],
     "release/private_ucb.py": ["PrivateGPUCB"],
     "integrations/estimators.py": ["DPClassifier", "DPRegressor"],
     "training/output_perturbation.py": ["OutputPerturbedLogisticRegression"],

@@ -486,7 +486,7 @@ ELSEWHERE = {
     "ModeledChoice": "the base class of PrivateChoice",
     "NoiseFreeMaximum": "its `release` is that of PrivateMaximum",
     "PrivateAnswers": "charged by the curator that it is given to",
-    "release_through": "hands its arguments to PrivacyLedger.release",
+    "make_release": "hands its arguments to PrivacyLedger.release",
     "study_report": "reads a ledger, and charges nothing",
     "RandomProjectionCurator": "its rows promise nothing; answers are checked as the other's",
 }

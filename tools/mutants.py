@@ -171,13 +171,17 @@ MUTANTS = [
         ),
     ),
     *_mutants(
-        "privacy/mechanisms.py",
+        "privacy/ledger.py",
+        f"{BOUNDARIES} privacy/test_mechanisms.py",
+        ("price if unsafe_seed is None else price.simulated()", "price"),
+    ),
+    *_mutants(
+        "privacy/sparse_vector.py",
         f"{BOUNDARIES} privacy/test_mechanisms.py privacy/test_sparse_vector.py",
         ("2 * self.max_positives * self.sensitivity", "self.max_positives * self.sensitivity"),
         ("2 * self.max_positives * self.sensitivity", "2 * self.sensitivity"),
         ("sensitivity=math.ceil(sensitivity / step)", "sensitivity=math.floor(sensitivity / step)"),
         ("steps = np.floor(values / step)", "steps = np.rint(values / step)"),
-        ("guarantee if unsafe_seed is None else guarantee.simulated()", "guarantee"),
     ),
     *_mutants(
         "privacy/pld/distributions.py",
@@ -193,11 +197,14 @@ MUTANTS = [
         "privacy/test_one_draw.py",
         ("unused = [number for number, _, used in rows if not used]", "unused = []"),
         ("for number, _, used in rows if not used]", "for number, _, used in rows]"),
-        ("            charge()\n", "            pass\n"),
-        ("                if changed:\n", "                if False:\n"),
+        ("        charge()\n", "        pass\n"),
+        (
+            'if changed:\n                raise PrivacyError(\n                    f"`key`',
+            'if False:\n                raise PrivacyError(\n                    f"`key`',
+        ),
         ('self._file.execute("INSERT INTO drawing VALUES (?)", (paid,))', "pass"),
-        ("                if not self._has_value(key):\n", "                if True:\n"),
-        ("            if self._has_value(key):\n", "            if False:\n"),
+        ("            if not self._has_value(key):\n", "            if True:\n"),
+        ("        if self._has_value(key):\n", "        if False:\n"),
         ("return keyed_hash(self._key, value.digest)", "return keyed_hash(b'', value.digest)"),
     ),
     *_mutants(

@@ -32,7 +32,7 @@ from botorch_dp.privacy import (
     pure_dp_epsilon,
 )
 from botorch_dp.privacy.guarantee import ONE_RECORD, check_unit
-from botorch_dp.privacy.ledger import check_payment, release_through
+from botorch_dp.privacy.ledger import make_release
 from botorch_dp.scores import (
     PerRecordLosses,
     checked_scores,
@@ -102,7 +102,6 @@ def private_start(
     num_points = check_integer("num_points", num_points, at_least=2)
     epsilon = pure_dp_epsilon(check_positive("mu", mu))
     unit = check_unit(unit, NeighboringRelation.REPLACE_ONE).given(*PER_RECORD, _CHOSEN)
-    check_payment(ledger, unsafe_seed=unsafe_seed, key=key)
     # The price does not depend on the scale, but a scale that cannot be had must raise now.
     price = exponential_guarantee(
         sensitivity=grid_levels(num_records or 1), epsilon=epsilon, method="permute_and_flip"
@@ -130,8 +129,17 @@ def private_start(
 
     about = {"box": box.tolist(), "bounds": [low, high], "num_points": num_points, "seed": seed}
     label = label or "start of a private descent"
-    chosen = release_through(ledger, price, draw, read=read, key=key, label=label, about=about)
-    return Release(chosen.to(X), price if unsafe_seed is None else price.simulated())
+    chosen = make_release(
+        price,
+        draw,
+        read=read,
+        ledger=ledger,
+        key=key,
+        label=label,
+        about=about,
+        unsafe_seed=unsafe_seed,
+    )
+    return replace(chosen, value=chosen.value.to(X))
 
 
 def public_clip_norm(

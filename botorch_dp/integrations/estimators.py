@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from botorch_dp._checks import needs_extra, warn_caller
 from botorch_dp.privacy import PrivacyLedger, Receipt, Release
 from botorch_dp.privacy.digests import digest_if_any
-from botorch_dp.privacy.ledger import check_payment, release_through
+from botorch_dp.privacy.ledger import make_release
 from botorch_dp.training import (
     DPTrainer,
     TrainingPlan,
@@ -116,7 +116,6 @@ class _PrivateEstimator(BaseEstimator):
         label: str,
     ) -> None:
         """Train; ``targets`` is called when it is time to read the records."""
-        check_payment(ledger, unsafe_seed=self.unsafe_seed)
         features = self._features(X, reset=True)
         n, width = features.shape
         if np.shape(y) != (n,):
@@ -132,14 +131,15 @@ class _PrivateEstimator(BaseEstimator):
             how: Any = {"publish": seed is None, "seed": seed, "on_interrupt": "raise"}
             return told.fit(**how, **self._settings(width)).model
 
-        self.model_ = release_through(
-            ledger,
+        released = make_release(
             plan.guarantee,
             train,
+            ledger=ledger,
             label=label,
             delta=None if ledger is None or ledger.budget.renyi else self.delta,
+            unsafe_seed=self.unsafe_seed,
         )
-        self.guarantee_ = plan.guarantee if self.unsafe_seed is None else plan.guarantee.simulated()
+        self.model_, self.guarantee_ = released.value, released.guarantee
         self.n_iter_, self.plan_, self._digest = plan.steps, plan, digest_if_any(self.model_)
 
     def receipt(self, **facts: Any) -> Receipt:

@@ -25,8 +25,6 @@ from botorch_dp.privacy.mechanisms import (
     gaussian_mechanism,
     laplace_guarantee,
     laplace_mechanism,
-    sparse_vector,
-    sparse_vector_guarantee,
 )
 from botorch_dp.privacy.pld.gaussian import (
     compose_gdp,
@@ -37,6 +35,7 @@ from botorch_dp.privacy.pld.gaussian import (
 )
 from botorch_dp.privacy.receipt import Receipt
 from botorch_dp.privacy.selection import TrialNumber
+from botorch_dp.privacy.sparse_vector import sparse_vector, sparse_vector_guarantee
 
 __all__ = [
     "DPSGD",

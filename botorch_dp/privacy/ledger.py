@@ -32,7 +32,7 @@ from botorch_dp._checks import check_callable, check_integer, check_path
 from botorch_dp._files import MEMORY, FileKind, StateFile, now
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy.budget import Compartments, PrivacyBudget, Totals, stated_cost
-from botorch_dp.privacy.guarantee import Guarantee, PrivacyUnit
+from botorch_dp.privacy.guarantee import Guarantee, PrivacyUnit, Release
 from botorch_dp.privacy.losses import ApproximateLoss, Cost, NeighboringRelation, PureLoss
 from botorch_dp.privacy.pld.gaussian import pure_dp_epsilon
 from botorch_dp.privacy.rounding import (
@@ -537,24 +537,37 @@ class PrivacyLedger:
         )
 
 
-def release_through(
-    ledger: PrivacyLedger | None,
+def make_release(
     price: Guarantee,
     draw: Callable[..., T],
     *,
+    ledger: PrivacyLedger | None,
     key: str | None = None,
     label: str = "",
     delta: float | None = None,
     about: Mapping[str, Any] | None = None,
     read: Callable[[], Any] | None = None,
-) -> T:
-    """What ``draw`` returns, charged to the ledger if there is one.
+    scale: float | None = None,
+    unsafe_seed: int | None = None,
+) -> Release[T]:
+    """:meth:`PrivacyLedger.release` for callers whose ledger may be None and noise simulated.
 
-    Arguments as for :meth:`PrivacyLedger.release`. Without a ledger nothing is charged or stored.
+    Without a ledger the value is read and drawn, and nothing is charged or stored.
+
+    Args:
+        scale: The public scale of the noise; without ``about`` the value is told apart by it.
+        unsafe_seed: What ``draw`` simulates with, if anything: then nothing is promised.
     """
+    check_payment(ledger, unsafe_seed=unsafe_seed, key=key)
+    if about is None and scale is not None:
+        about = {"scale": scale}
     if ledger is None:
-        return draw() if read is None else draw(read())
-    return ledger.release(price, draw, key=key, label=label, delta=delta, about=about, read=read)
+        value = draw() if read is None else draw(read())
+    else:
+        value = ledger.release(
+            price, draw, key=key, label=label, delta=delta, about=about, read=read
+        )
+    return Release(value, price if unsafe_seed is None else price.simulated(), scale=scale)
 
 
 def check_payment(

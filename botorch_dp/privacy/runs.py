@@ -105,19 +105,20 @@ class ReleaseStore:
         """
         material: tuple[Any, ...] = ()
         if read is not None:
-            if self._unused_charge(key, charge, about) is None:
-                return self._stored(key)
+            with self._file.transaction():
+                if self._unused_charge(key, charge, about) is None:
+                    return self._stored(key)
             material = (read(),)
         with self._file.transaction():
             # Somebody else may have used the charge, or stored a value, while records were read.
             paid = self._unused_charge(key, charge, about)
-            if paid is not None:
-                self._file.execute("INSERT INTO drawing VALUES (?)", (paid,))
-        if paid is not None:
-            content = pack(draw(*material))
-            with self._file.transaction():
-                if not self._has_value(key):
-                    self._file.execute("INSERT INTO released VALUES (?, ?)", (key, content))
+            if paid is None:
+                return self._stored(key)
+            self._file.execute("INSERT INTO drawing VALUES (?)", (paid,))
+        content = pack(draw(*material))
+        with self._file.transaction():
+            if not self._has_value(key):
+                self._file.execute("INSERT INTO released VALUES (?, ?)", (key, content))
         return self._stored(key)
 
     def find(self, key: str) -> tuple[bool, Any]:
@@ -129,33 +130,32 @@ class ReleaseStore:
     ) -> int | None:
         """A charge under the key that no draw has used, made if need be; None if there is a value.
 
-        All charges of a key are for the same price.
+        All charges of a key are for the same price. Inside a transaction.
         """
-        with self._file.transaction():
-            rows = self._file.query(
-                "SELECT number, about, EXISTS (SELECT 1 FROM drawing WHERE paid = number) "
-                "FROM paid WHERE key = ? ORDER BY number",
-                (key,),
-            )
-            for _, stored, _ in rows:
-                try:
-                    changed = differences(json.loads(stored), about)
-                except ValueError as error:
-                    raise self._file.damaged(f"the charge for {key!r} was altered") from error
-                if changed:
-                    raise PrivacyError(
-                        f"`key` {key!r} names a value that was released as something else: "
-                        f"{'; '.join(changed)}. Use a new key for a new release."
-                    )
-            if self._has_value(key):
-                return None
-            unused = [number for number, _, used in rows if not used]
-            if unused:
-                return int(unused[0])
-            charge()
-            words = json.dumps(about)
-            self._file.execute("INSERT INTO paid (key, about) VALUES (?, ?)", (key, words))
-            return int(self._file.query("SELECT last_insert_rowid()")[0][0])
+        rows = self._file.query(
+            "SELECT number, about, EXISTS (SELECT 1 FROM drawing WHERE paid = number) "
+            "FROM paid WHERE key = ? ORDER BY number",
+            (key,),
+        )
+        for _, stored, _ in rows:
+            try:
+                changed = differences(json.loads(stored), about)
+            except ValueError as error:
+                raise self._file.damaged(f"the charge for {key!r} was altered") from error
+            if changed:
+                raise PrivacyError(
+                    f"`key` {key!r} names a value that was released as something else: "
+                    f"{'; '.join(changed)}. Use a new key for a new release."
+                )
+        if self._has_value(key):
+            return None
+        unused = [number for number, _, used in rows if not used]
+        if unused:
+            return int(unused[0])
+        charge()
+        words = json.dumps(about)
+        self._file.execute("INSERT INTO paid (key, about) VALUES (?, ?)", (key, words))
+        return int(self._file.query("SELECT last_insert_rowid()")[0][0])
 
     def _has_value(self, key: str) -> bool:
         return bool(self._file.query("SELECT 1 FROM released WHERE key = ?", (key,)))

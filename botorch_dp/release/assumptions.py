@@ -1,4 +1,4 @@
-r"""What the releases rest on (Assumption 1), what they are worth, and the order they share.
+r"""What the releases rest on (Assumption 1), and what they are worth.
 
 Assumption 1 of [Kusner2015] puts one prior over the objectives ``f_V`` of all data sets ``V``:
 ``cov(f_V(x), f_V'(x')) = k(V, V') k(x, x')`` with zero mean and ``k(x, x) = k(V, V) = 1``. For
@@ -22,25 +22,19 @@ What a release is worth follows from its noise alone. With ``scale`` the noise s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_delta, check_finite, warn_caller
-from botorch_dp.privacy import Guarantee, PrivacyLedger, PrivacyUnit, Release
-from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy import PrivacyUnit
 from botorch_dp.privacy.mechanisms import SelectionMethod
 
 VALIDATION_RECORD = PrivacyUnit("one record of the validation set")
 
 #: Beyond this many prior standard deviations no draw of the prior lies (probability < 1e-500).
 _PLAUSIBLE = 50.0
-
-ValueT = TypeVar("ValueT")
-
 
 # Assumption 1
 
@@ -228,31 +222,3 @@ def warn_if_drowned(bound: UtilityBound) -> None:
             "fewer choices.",
             UtilityWarning,
         )
-
-
-# One release
-
-
-def charge_then_draw(
-    price: Guarantee,
-    draw: Callable[[], tuple[ValueT, float | None]],
-    *,
-    worth: UtilityBound,
-    label: str,
-    ledger: PrivacyLedger | None,
-    unsafe_seed: int | None,
-) -> Release[ValueT]:
-    """Warn if the noise drowns the answer, charge the price, and only then read and draw.
-
-    Args:
-        price: What the release promises.
-        draw: Reads the sensitive values, and returns a noisy one with the scale of its noise.
-        worth: What the released value is worth.
-        label: The ledger's note.
-        ledger: Charged before ``draw`` is called.
-        unsafe_seed: The seed that ``draw`` simulates with, if any: then nothing is promised.
-    """
-    check_payment(ledger, unsafe_seed=unsafe_seed)
-    warn_if_drowned(worth)
-    value, scale = draw() if ledger is None else ledger.release(price, draw, label=label)
-    return Release(value, price if unsafe_seed is None else price.simulated(), scale=scale)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,18 +30,19 @@ from botorch_dp.privacy import (
     exponential_mechanism,
 )
 from botorch_dp.privacy.guarantee import check_unit, warn_large_delta
-from botorch_dp.privacy.mechanisms import SelectionMethod
+from botorch_dp.privacy.ledger import make_release
+from botorch_dp.privacy.mechanisms import SelectionMethod, selection_scale
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
     UtilityBound,
     blind_draw_remark,
-    charge_then_draw,
     check_correlation,
     clamp_to_prior,
     exact_selection_tail,
     neighbor_gap,
     prior_conditions,
     prior_spread,
+    warn_if_drowned,
 )
 
 
@@ -193,12 +194,13 @@ class PrivateChoice:
         else:
             check_tensor("model_or_mean", model_or_mean, shape=(self.num_choices,), finite=False)
         warn_large_delta(self.delta, num_records)
-        return charge_then_draw(
+        warn_if_drowned(self.utility())
+        return make_release(
             self.guarantee,
-            partial(self._draw, model_or_mean, choices, unsafe_seed),
-            worth=self.utility(),
-            label=label,
+            lambda: self._draw(model_or_mean, choices, unsafe_seed)[0],
             ledger=ledger,
+            label=label,
+            scale=selection_scale(self.sensitivity, self.epsilon, self.method),
             unsafe_seed=unsafe_seed,
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -36,11 +36,12 @@ from botorch_dp.privacy import (
     laplace_mechanism,
 )
 from botorch_dp.privacy.guarantee import check_unit, warn_large_delta
+from botorch_dp.privacy.ledger import make_release
 from botorch_dp.privacy.losses import PrivacyLoss
+from botorch_dp.privacy.mechanisms import laplace_scale
 from botorch_dp.release.assumptions import (
     VALIDATION_RECORD,
     UtilityBound,
-    charge_then_draw,
     check_correlation,
     clamp_to_prior,
     decimal,
@@ -49,6 +50,7 @@ from botorch_dp.release.assumptions import (
     observation_gap,
     prior_conditions,
     prior_spread,
+    warn_if_drowned,
 )
 
 #: Editions of the noisy maximum: the published one, and one whose proof covers all steps.
@@ -121,12 +123,13 @@ class LaplaceMaximum(ABC):
             unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
         """
         check_tensor("values", values, shape=("T",), finite=False)
-        return charge_then_draw(
+        warn_if_drowned(self.utility())
+        return make_release(
             self.guarantee,
-            partial(self._draw, values, unsafe_seed),
-            worth=self.utility(),
-            label=label,
+            lambda: self._draw(values, unsafe_seed)[0],
             ledger=ledger,
+            label=label,
+            scale=laplace_scale(self.sensitivity, self.epsilon),
             unsafe_seed=unsafe_seed,
         )
 

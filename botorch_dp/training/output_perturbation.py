@@ -23,7 +23,7 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy.digests import digest_of
 from botorch_dp.privacy.guarantee import warn_large_delta
-from botorch_dp.privacy.ledger import check_payment, release_through
+from botorch_dp.privacy.ledger import make_release
 from botorch_dp.training.networks import accuracy
 from botorch_dp.training.plan import FIXED_BEFOREHAND
 from botorch_dp.training.records import TrainTest, check_data
@@ -189,7 +189,6 @@ class OutputPerturbedLogisticRegression:
             return self.replicates([seed], regularization=regularization, noise_std=noise_std)[0]
         guarantee = self.guarantee(regularization=regularization, noise_std=noise_std)
         check_integer("seed", seed, at_least=0)
-        check_payment(ledger, key=key)
 
         def descend() -> Tensor:
             return self._descend(regularization, [seed], dtype=torch.double)[0]
@@ -203,16 +202,16 @@ class OutputPerturbedLogisticRegression:
             ).value
 
         warn_large_delta(self.delta, self.num_records)
-        released = release_through(
-            ledger,
+        released = make_release(
             guarantee,
             perturb,
             read=descend,
+            ledger=ledger,
             key=key,
             label=label,
             about={"seed": seed, "epochs": self.epochs, "regularization": regularization},
         )
-        return self._perturbed(released, guarantee)
+        return self._perturbed(released.value, guarantee)
 
     def replicates(
         self, seeds: Sequence[int], *, regularization: float, noise_std: float

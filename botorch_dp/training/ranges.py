@@ -40,7 +40,7 @@ from torch import Tensor
 from botorch_dp._checks import check_count
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, PrivacyUnit, Release
 from botorch_dp.privacy.guarantee import ONE_RECORD, check_unit
-from botorch_dp.privacy.ledger import check_payment, release_through
+from botorch_dp.privacy.ledger import make_release
 from botorch_dp.privacy.mechanisms import gaussian_guarantee, gaussian_mechanism
 
 Array = NDArray[np.float64]
@@ -164,21 +164,22 @@ def private_ranges(
     if table.ndim != 2 or table.dtype.kind not in "biuf" or 0 in table.shape:
         raise ValueError(f"`X` must be n x d numbers, got {table.dtype} of shape {table.shape}.")
     price = ranges_guarantee(mu=mu, epsilon=epsilon, delta=delta, unit=unit)
-    check_payment(ledger, unsafe_seed=unsafe_seed, key=key)
     levels = quantile_levels(pieces)
     assert price.mu is not None  # of a single Gaussian loss
     noisy = partial(_noisy, mu=price.mu, relation=unit.relation, unsafe_seed=unsafe_seed)
-    found = release_through(
-        ledger,
+    found = make_release(
         price,
         lambda columns: torch.from_numpy(_quantiles(columns, len(table), levels, noisy)),
+        read=lambda: sorted_columns(table),
+        ledger=ledger,
         key=key,
         label=label,
         about={"columns": table.shape[1], "levels": list(levels)},
-        read=lambda: sorted_columns(table),
-    ).numpy()
-    ranges = Ranges(found[:, :3], None if pieces is None else found[:, 3:])
-    return Release(ranges, price if unsafe_seed is None else price.simulated())
+        unsafe_seed=unsafe_seed,
+    )
+    quantiles = found.value.numpy()
+    ranges = Ranges(quantiles[:, :3], None if pieces is None else quantiles[:, 3:])
+    return Release(ranges, found.guarantee)
 
 
 def quantile_levels(pieces: int | None) -> tuple[float, ...]:

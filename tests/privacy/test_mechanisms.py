@@ -28,6 +28,7 @@ from botorch_dp.privacy.mechanisms import (
     laplace_guarantee,
     laplace_mechanism,
 )
+from botorch_dp.privacy.sparse_vector import sparse_vector, sparse_vector_guarantee
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -45,7 +46,7 @@ def exponential(value, **kwargs):
 
 
 def sparse(value, **kwargs):
-    return mechanisms.sparse_vector(value, **{"noise": 1.0, "max_positives": 1, **kwargs})
+    return sparse_vector(value, **{"noise": 1.0, "max_positives": 1, **kwargs})
 
 
 ADDITIVE = [laplace, gaussian]
@@ -329,7 +330,7 @@ def test_a_seed_repeats_and_promises_nothing(mechanism):
         (laplace_mechanism, laplace_guarantee),
         (gaussian_mechanism, gaussian_guarantee),
         (exponential_mechanism, exponential_guarantee),
-        (mechanisms.sparse_vector, mechanisms.sparse_vector_guarantee),
+        (sparse_vector, sparse_vector_guarantee),
     ],
 )
 def test_each_guarantee_takes_the_public_parameters_of_its_mechanism(mechanism, promise):

@@ -10,12 +10,11 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from botorch_dp.privacy.mechanisms import (
-    SimulatedNoise,
+from botorch_dp.privacy.mechanisms import SimulatedNoise, integer_laplace_epsilon
+from botorch_dp.privacy.sparse_vector import (
     SparseVectorPlan,
     _on_lattice,
     _stop,
-    integer_laplace_epsilon,
     noisy_comparisons,
     sparse_vector,
     sparse_vector_guarantee,
