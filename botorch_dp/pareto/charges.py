@@ -121,7 +121,7 @@ class ChargedProblem(PrivacyUtilityProblem):
         """Whether the budget can bear so many trainings of each config, all together."""
         if not configs:
             return True
-        return self.ledger.bears(compose(*(self.price(c, trainings) for c in configs)))
+        return self.ledger.affords(compose(*(self.price(c, trainings) for c in configs)))
 
     def affordable(
         self, configs: Sequence[Config], trials: int, *, exact: bool = False
@@ -141,7 +141,7 @@ class ChargedProblem(PrivacyUtilityProblem):
                     self._priced(config, trainings, bound)
                     for config, bound in zip(configs, bounds, strict=True)
                 ]
-            return [self.ledger.bears(price) for price in prices]
+            return [self.ledger.affords(price) for price in prices]
         except Exception:
             # To consider a config is not to try it: an oracle that fails must not end the study,
             # and one config must not spoil the others.

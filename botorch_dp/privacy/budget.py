@@ -1,4 +1,4 @@
-r"""Budgets: what may be spent in all, what one guarantee costs, and whether the rest can bear it.
+r"""Budgets: what may be spent in all, what one guarantee costs, and whether the rest allows it.
 
 Choosing the next release (and its epsilon) after looking at earlier ones is *fully adaptive*
 composition; a budget that stops it in time is a *filter*. There are two of them, fixed before
@@ -27,12 +27,20 @@ from fractions import Fraction
 from functools import lru_cache
 
 from botorch_dp._checks import check_delta, check_finite, check_positive
-from botorch_dp.errors import PrivacyError
+from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy.guarantee import Guarantee, warn_large_epsilon
 from botorch_dp.privacy.losses import Cost, GaussianLoss
-from botorch_dp.privacy.pld.gaussian import gaussian_epsilon, gaussian_mu
+from botorch_dp.privacy.pld.gaussian import gaussian_epsilon, gaussian_mu, pure_dp_epsilon
 from botorch_dp.privacy.pld.renyi import renyi_budget, renyi_epsilon
-from botorch_dp.privacy.rounding import exactly, float_above, float_below, sqrt_above, sqrt_below
+from botorch_dp.privacy.rounding import (
+    exactly,
+    float_above,
+    float_below,
+    rounded_down,
+    rounded_up,
+    sqrt_above,
+    sqrt_below,
+)
 
 #: Sums are exact, but decimals are not: ten charges of 0.1 add up to 1 + 5.6e-17, and the shares of
 #: a budget are the floats nearest to its decimals. A limit counts as kept within this fraction of
@@ -73,6 +81,11 @@ class PrivacyBudget:
     def __str__(self) -> str:
         """In the numbers that were given."""
         return f"epsilon = {exactly(self.epsilon)}, delta = {exactly(self.delta)}"
+
+    @property
+    def in_words(self) -> str:
+        """The same for a sentence."""
+        return f"the budget (ε = {exactly(self.epsilon)}, δ = {exactly(self.delta)})"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_positive("epsilon", self.epsilon))
@@ -207,13 +220,15 @@ class Compartments:
                     f"{order:.4g}: its noise is too small for this budget."
                 )
             parts.append((0.0, 0.0, sqrt_above(2 * Fraction(divergence) / Fraction(order))))
+        if len(parts) == 1:
+            return parts[0]
         return (
             float_above(sum((Fraction(epsilon) for epsilon, _, _ in parts), Fraction(0))),
             float_above(sum((Fraction(delta) for _, delta, _ in parts), Fraction(0))),
             sqrt_above(sum((Fraction(mu) ** 2 for _, _, mu in parts), Fraction(0))),
         )
 
-    def can_bear(self, totals: Totals, cost: Cost) -> bool:
+    def affords(self, totals: Totals, cost: Cost) -> bool:
         """Whether both compartments stay within their limits; the filter itself."""
         epsilon, delta, mu = (Fraction(part) for part in cost)
         generous = 1 + ALLOWANCE
@@ -221,6 +236,62 @@ class Compartments:
             totals.epsilon + epsilon <= Fraction(self.epsilon) * generous
             and totals.delta + delta <= Fraction(self.delta) * generous
             and totals.mu_squared + mu**2 <= Fraction(self.mu) ** 2 * generous
+        )
+
+    def refusal(
+        self,
+        budget: PrivacyBudget,
+        totals: Totals,
+        cost: Cost,
+        guarantee: Guarantee,
+        label: str,
+        made: str,
+    ) -> PrivacyError:
+        """Why the budget does not allow a charge, in its own (epsilon, delta).
+
+        Args:
+            budget: Both compartments together.
+            totals: What was charged.
+            cost: What the charge would cost.
+            guarantee: What it would be for.
+            label: The ledger's note of it.
+            made: How many charges were made, in words.
+        """
+        if cost[2] > 0 and budget.delta == 0:
+            return PrivacyError(
+                f"The {guarantee.mechanism} needs a budget with delta > 0, and the ledger's is "
+                f"PrivacyBudget({budget.epsilon:g}): start one with PrivacyBudget(epsilon, 1e-6) "
+                "or so, or use Laplace noise. Nothing was charged or read."
+            )
+        kind, asked = "releases without Gaussian noise", self.in_epsilon_delta(cost)
+        limit, left = self.epsilon, self.summed_left(totals)
+        if cost[2] > 0 and self.affords(totals, (*cost[:2], 0.0)):
+            kind, asked = "Gaussian noise", self.in_epsilon_delta((0.0, 0.0, cost[2]))
+            limit, left = self.gaussian_epsilon, self.gaussian_left(totals)
+        for_kind = f" for {kind}" if limit < budget.epsilon else ""
+        whole = budget.in_words.capitalize()
+        if limit == 0:
+            why = (
+                f"None of {budget.in_words} is available{for_kind}: {self.origin}. A ledger "
+                f"with PrivacyBudget({exactly(budget.epsilon)}, {exactly(budget.delta)}, "
+                "summed=0.3) allows both."
+            )
+        elif left[0] == 0 or (asked[1] > 0 and left[1] == 0):
+            why = f"{whole} is used up{for_kind}: {made}."
+        else:
+            own = asked if guarantee.quoted_delta is None else guarantee.quoted
+            asks, counts = (f"(ε = {rounded_up(x)}, δ = {rounded_up(y)})" for x, y in (own, asked))
+            why = (
+                f"{whole} cannot bear {label or guarantee.mechanism!r}, which asks for {asks}"
+                f"{'' if asks == counts else f', here {counts}'}: at most (ε = "
+                f"{rounded_down(left[0])}, δ = {rounded_down(left[1])}) is left{for_kind}, and "
+                f"{made}."
+            )
+        return BudgetExhausted(
+            f"{why} No record was read this time and nothing was charged; what was released may "
+            "still be used.",
+            requested=self.in_epsilon_delta(cost),
+            remaining=self.remaining(totals),
         )
 
     def summed_left(self, totals: Totals) -> tuple[float, float]:
@@ -237,6 +308,17 @@ class Compartments:
     def mu_squared_left(self, totals: Totals) -> Fraction:
         """The square of the mu that could still be charged."""
         return _left(Fraction(self.mu) ** 2, totals.mu_squared)
+
+    def largest_left(self, totals: Totals) -> list[str]:
+        """The largest single releases that are still allowed, in words."""
+        mu, epsilon = sqrt_below(self.mu_squared_left(totals)), self.summed_left(totals)[0]
+        if self.purely_gaussian and not self.renyi:
+            epsilon = pure_dp_epsilon(mu)
+        largest = [f"one Laplace release of at most ε = {rounded_down(epsilon)}"] * (epsilon > 0)
+        if mu > 0:
+            left = [rounded_down(each) for each in self.of_mu(mu)]
+            largest.append(f"one Gaussian release of at most ε = {left[0]} at δ = {left[1]}")
+        return largest
 
     def how_many(self, totals: Totals, cost: Cost) -> int:
         """How many more charges of this cost the budget can bear; of a free one, one."""

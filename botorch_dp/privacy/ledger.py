@@ -23,22 +23,18 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from botorch_dp._checks import check_callable, check_integer, check_path
 from botorch_dp._files import MEMORY, FileKind, StateFile, now
-from botorch_dp.errors import BudgetExhausted, PrivacyError
+from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.budget import Compartments, PrivacyBudget, Totals, stated_cost
-from botorch_dp.privacy.guarantee import Guarantee, PrivacyUnit, Release
+from botorch_dp.privacy.guarantee import Guarantee, PrivacyUnit, Release, compose
 from botorch_dp.privacy.losses import ApproximateLoss, Cost, NeighboringRelation, PureLoss
-from botorch_dp.privacy.pld.gaussian import pure_dp_epsilon
 from botorch_dp.privacy.rounding import (
-    exactly,
-    rounded_down,
-    rounded_up,
     sqrt_below,
 )
 from botorch_dp.privacy.runs import RELEASE_TABLES, ReleaseStore
@@ -173,27 +169,20 @@ class PrivacyLedger:
         It states the budget and not what was spent: how much an adaptive run spends is itself
         a result of the sensitive values, and no guarantee.
         """
-        entries, relation = self.entries(), self.relation
+        parts, relation = [entry.guarantee for entry in self.entries()], self.relation
         if relation is None:
             raise PrivacyError("Nothing was charged yet: pass `relation=` to the ledger.")
-        parts = [entry.guarantee for entry in entries]
-        budget = self._budget
-        return Guarantee(
-            mechanism="all releases charged to one privacy ledger",
-            unit=PrivacyUnit(
-                protects=" and ".join(dict.fromkeys(part.protects for part in parts))
-                or "one record of the data set",
-                relation=relation,
-                conditions=tuple(dict.fromkeys(c for p in parts for c in p.unit.conditions)),
-            ),
-            losses=(
-                ApproximateLoss(budget.epsilon, budget.delta)
-                if budget.delta
-                else PureLoss(budget.epsilon),
-            ),
-            assumptions=tuple(dict.fromkeys(a for p in parts for a in p.assumptions)),
-            quoted_delta=budget.delta or None,
+        epsilon, delta = self._budget.epsilon, self._budget.delta
+        whole = Guarantee(
+            "all releases charged to one privacy ledger",
+            PrivacyUnit(relation=relation),
+            (ApproximateLoss(epsilon, delta) if delta else PureLoss(epsilon),),
+            quoted_delta=delta or None,
         )
+        if not parts:
+            return whole
+        together = compose(*parts)
+        return replace(whole, unit=together.unit, assumptions=together.assumptions)
 
     def charge(
         self,
@@ -222,7 +211,7 @@ class PrivacyLedger:
             PrivacyError: The guarantee promises nothing, belongs to another relation, or needs
                 ``delta``. Nothing was charged.
         """
-        stated = _checked_price(guarantee, delta)
+        stated = _stated_cost(guarantee, delta)
         with self._file.transaction():
             return self._append(guarantee, stated, label, delta, None)
 
@@ -269,18 +258,14 @@ class PrivacyLedger:
             >>> ledger.release(price, noisy, key="best score") == first
             True
         """
-        stated = _checked_price(price, delta)
+        stated = _stated_cost(price, delta)
         check_callable("draw", draw)
-        if read is not None:
-            check_callable("read", read)
+        check_callable("read", read or draw)
+        charge = partial(self._append, price, stated, label, delta, key)
         if key is None:
             with self._file.transaction():
-                self._append(price, stated, label, delta, None)
+                charge()
             return draw() if read is None else draw(read())
-
-        def charge() -> None:
-            self._append(price, stated, label, delta, key)
-
         what = {**_document(price, delta), "about": dict(about or {})}
         return self._store.release(key, draw, charge=charge, read=read, about=what)
 
@@ -293,56 +278,58 @@ class PrivacyLedger:
         key: str | None,
     ) -> LedgerEntry:
         """Decide on a charge and write it down. Inside a transaction."""
-        settled = self._file.settled()
-        if settled.get("relation") is None:
-            self._file.settle("relation", guarantee.relation.name)
-        else:
-            self._check_relation(settled["relation"], guarantee.relation)
-        chosen = self.compartments(settled)
-        compartments, cost = self._priced(guarantee, stated, chosen)
-        refusal = self._refusal(guarantee, label, compartments, cost)
+        cost, refusal, undecided = self._decision(guarantee, stated, label)
         if refusal is not None:
             raise refusal
-        if chosen is None:
-            is_gaussian = _is_gaussian(guarantee, stated)
-            self._file.settle("summed", "nothing" if is_gaussian else "all")
+        for name, value in undecided.items():
+            self._file.settle(name, value)
         document = json.dumps(_document(guarantee, delta), sort_keys=True)
         number, charged_at, label, _, *cost_and_key = self._file.append(label, document, key, cost)
         return LedgerEntry(number, charged_at, label, guarantee, *cost_and_key)
 
-    def bears(self, price: Guarantee, *, delta: float | None = None) -> bool:
-        """Whether the budget could bear this charge now. Charges nothing, and promises nothing:
+    def affords(self, price: Guarantee, *, delta: float | None = None) -> bool:
+        """Whether the budget allows this charge now. Charges nothing, and reserves nothing:
         another charge may come first.
 
         Args:
             price: As for :meth:`charge`, with its errors.
             delta: As for :meth:`charge`.
         """
-        return self._refused(price, "", delta) is None
+        with self._file.snapshot():
+            return self._decision(price, _stated_cost(price, delta), "")[1] is None
 
-    def check_bears(self, price: Guarantee, *, label: str = "", delta: float | None = None) -> None:
+    def check_affords(self, price: Guarantee) -> None:
         """Raise as :meth:`charge` would, and charge nothing. For runs that are charged in parts."""
-        refusal = self._refused(price, label, delta)
+        with self._file.snapshot():
+            refusal = self._decision(price, _stated_cost(price, None), "")[1]
         if refusal is not None:
             raise refusal
 
-    def _refused(self, price: Guarantee, label: str, delta: float | None) -> PrivacyError | None:
-        stated = _checked_price(price, delta)
-        with self._file.snapshot():
-            settled = self._file.settled()
-            if settled.get("relation") is not None:
-                self._check_relation(settled["relation"], price.relation)
-            compartments, cost = self._priced(price, stated, self.compartments(settled))
-            return self._refusal(price, label, compartments, cost)
-
-    def _priced(
-        self, guarantee: Guarantee, stated: Cost | None, chosen: Compartments | None
-    ) -> tuple[Compartments, Cost]:
-        """The compartments that there are, or would be after this charge, and its cost in them."""
-        compartments = chosen or Compartments.by_first_charge(
-            self._budget, is_gaussian=_is_gaussian(guarantee, stated)
-        )
-        return compartments, stated or compartments.cost_of(guarantee)
+    def _decision(
+        self, guarantee: Guarantee, stated: Cost | None, label: str
+    ) -> tuple[Cost, PrivacyError | None, dict[str, str]]:
+        """What a charge costs, why it is refused if it is, and what it would decide for good."""
+        settled, undecided = self._file.settled(), {}
+        if "relation" in settled:
+            self._check_relation(settled["relation"], guarantee.relation)
+        else:
+            undecided["relation"] = guarantee.relation.name
+        compartments = self.compartments(settled)
+        if compartments is None:
+            # Neither stated nor a sum of (epsilon, delta): Gaussian noise, DP-SGD.
+            is_gaussian = stated is None and any(loss.summed is None for loss in guarantee.losses)
+            compartments = Compartments.by_first_charge(self._budget, is_gaussian=is_gaussian)
+            undecided["summed"] = "nothing" if is_gaussian else "all"
+        cost = stated or compartments.cost_of(guarantee)
+        totals = self._file.totals()
+        if compartments.affords(totals, cost):
+            return cost, None, undecided
+        ((alike,),) = self._file.query("SELECT COUNT(*) FROM charge WHERE label = ?", (label,))
+        made = f"{totals.count} {'charge was' if totals.count == 1 else 'charges were'} made"
+        if label and alike:
+            made += f", {'all' if alike == totals.count else alike} of them for {label!r}"
+        refusal = compartments.refusal(self._budget, totals, cost, guarantee, label, made)
+        return cost, refusal, undecided
 
     def spent(self) -> tuple[float, float]:
         """The part of the budget that charges have used, as (epsilon, delta), rounded up.
@@ -429,19 +416,14 @@ class PrivacyLedger:
 
     def summary(self) -> str:
         """What is used, rounded up, and what may still be released, rounded down; one sentence."""
+        whole = self._budget.in_words
         with self._file.snapshot():
-            whole, totals, compartments = self._whole, self._file.totals(), self.compartments()
+            totals, compartments = self._file.totals(), self.compartments()
             if compartments is None or totals.count == 0:
                 return f"Nothing of {whole} is used."
-            used, last, mu = math.fsum(self.shares()), self.entries()[-1], self.mu_left()
+            used, last = math.fsum(self.shares()), self.entries()[-1]
         by = f"by {totals.count} {'charge' if totals.count == 1 else 'charges'}"
-        epsilon = compartments.summed_left(totals)[0]
-        if compartments.purely_gaussian and not self._budget.renyi:
-            epsilon = pure_dp_epsilon(mu)
-        still = [f"one Laplace release of at most ε = {rounded_down(epsilon)}"] * (epsilon > 0)
-        if mu > 0:
-            left = [rounded_down(each) for each in compartments.of_mu(mu)]
-            still.append(f"one Gaussian release of at most ε = {left[0]} at δ = {left[1]}")
+        still = compartments.largest_left(totals)
         if not still:
             return f"All of {whole} is used up, {by}."
         more = compartments.how_many(totals, (last.epsilon, last.delta, last.mu))
@@ -449,11 +431,6 @@ class PrivacyLedger:
         but = "" if more else ", but none like the last one"
         said = f"{_thousandths(used) / 10:.1f}% of {whole} is used, {by}"
         return f"{said}; you can still make {', or '.join(still)}{but}."
-
-    @property
-    def _whole(self) -> str:
-        budget = self._budget
-        return f"the budget (ε = {exactly(budget.epsilon)}, δ = {exactly(budget.delta)})"
 
     def __deepcopy__(self, memo: object) -> PrivacyLedger:
         """A budget is shared, never copied."""
@@ -483,58 +460,6 @@ class PrivacyLedger:
         if choice is None:
             return None
         return Compartments.by_first_charge(budget, is_gaussian=choice == "nothing")
-
-    def _refusal(
-        self,
-        guarantee: Guarantee,
-        label: str,
-        compartments: Compartments,
-        cost: Cost,
-    ) -> PrivacyError | None:
-        """Why the budget cannot bear this, in its own (epsilon, delta); None if it can."""
-        budget, totals = self._budget, self._file.totals()
-        if compartments.can_bear(totals, cost):
-            return None
-        if cost[2] > 0 and budget.delta == 0:
-            return PrivacyError(
-                f"The {guarantee.mechanism} needs a budget with delta > 0, and the ledger's is "
-                f"PrivacyBudget({budget.epsilon:g}): start one with PrivacyBudget(epsilon, 1e-6) "
-                "or so, or use Laplace noise. Nothing was charged or read."
-            )
-        kind, asked = "releases without Gaussian noise", compartments.in_epsilon_delta(cost)
-        limit, left = compartments.epsilon, compartments.summed_left(totals)
-        if cost[2] > 0 and compartments.can_bear(totals, (*cost[:2], 0.0)):
-            kind, asked = "Gaussian noise", compartments.in_epsilon_delta((0.0, 0.0, cost[2]))
-            limit, left = compartments.gaussian_epsilon, compartments.gaussian_left(totals)
-        for_kind = f" for {kind}" if limit < budget.epsilon else ""
-        ((alike,),) = self._file.query("SELECT COUNT(*) FROM charge WHERE label = ?", (label,))
-        made = f"{totals.count} {'charge was' if totals.count == 1 else 'charges were'} made"
-        if label and alike:
-            made += f", {'all' if alike == totals.count else alike} of them for {label!r}"
-        whole = self._whole.capitalize()
-        if limit == 0:
-            why = (
-                f"None of {self._whole} is available{for_kind}: {compartments.origin}. A ledger "
-                f"with PrivacyBudget({exactly(budget.epsilon)}, {exactly(budget.delta)}, "
-                "summed=0.3) allows both."
-            )
-        elif left[0] == 0 or (asked[1] > 0 and left[1] == 0):
-            why = f"{whole} is used up{for_kind}: {made}."
-        else:
-            own = asked if guarantee.quoted_delta is None else guarantee.quoted
-            asks, counts = (f"(ε = {rounded_up(x)}, δ = {rounded_up(y)})" for x, y in (own, asked))
-            why = (
-                f"{whole} cannot bear {label or guarantee.mechanism!r}, which asks for {asks}"
-                f"{'' if asks == counts else f', here {counts}'}: at most (ε = "
-                f"{rounded_down(left[0])}, δ = {rounded_down(left[1])}) is left{for_kind}, and "
-                f"{made}."
-            )
-        return BudgetExhausted(
-            f"{why} No record was read this time and nothing was charged; what was released may "
-            "still be used.",
-            requested=compartments.in_epsilon_delta(cost),
-            remaining=compartments.remaining(totals),
-        )
 
 
 def make_release(
@@ -593,7 +518,7 @@ def check_payment(
         raise ValueError("`key` names a value in a ledger: pass `ledger=` too, or leave it out.")
 
 
-def _checked_price(guarantee: Guarantee, delta: float | None) -> Cost | None:
+def _stated_cost(guarantee: Guarantee, delta: float | None) -> Cost | None:
     """The cost that the caller states by ``delta``, if any; refused where nothing is promised."""
     if guarantee.void is not None:
         raise PrivacyError(
@@ -601,11 +526,6 @@ def _checked_price(guarantee: Guarantee, delta: float | None) -> Cost | None:
             "with real noise."
         )
     return None if delta is None else stated_cost(guarantee, delta)
-
-
-def _is_gaussian(guarantee: Guarantee, stated: Cost | None) -> bool:
-    """Whether a charge has no (epsilon, delta) of its own: Gaussian noise, DP-SGD."""
-    return stated is None and any(loss.summed is None for loss in guarantee.losses)
 
 
 def _document(guarantee: Guarantee, delta: float | None) -> dict[str, Any]:

@@ -277,7 +277,7 @@ class PrivateSearch:
             label=label,
         ) as run:
             if ledger is not None and not run.resumed:
-                ledger.check_bears(plan.guarantee)
+                ledger.check_affords(plan.guarantee)
             total = sum(plan.evaluations.values())
             with ProgressBar(total=total, desc="PrivateSearch", disable=not progress) as bar:
                 table = ScoreTable(settings, self.record_scores, run, bar.update, executor)

@@ -330,11 +330,11 @@ def test_what_the_summary_offers_is_granted_and_no_more(seed: int) -> None:
         shares = re.findall(r" ([\d.]+)%$", str(ledger), re.MULTILINE)
         assert math.fsum(map(float, shares)) == pytest.approx(100)
         for level in map(float, re.findall(r"Laplace release of at most ε = ([\d.e-]+)", said)):
-            assert ledger.bears(pure(level)) and not ledger.bears(pure(level * 1.002))
+            assert ledger.affords(pure(level)) and not ledger.affords(pure(level * 1.002))
         for pair in re.findall(r"Gaussian release of at most ε = ([\d.e-]+) at δ = (.*?),", said):
             level, delta = map(float, pair)
-            assert ledger.bears(gaussian(gaussian_mu(level, delta)))
-            assert not ledger.bears(gaussian(gaussian_mu(level * 1.002, delta)))
+            assert ledger.affords(gaussian(gaussian_mu(level, delta)))
+            assert not ledger.affords(gaussian(gaussian_mu(level * 1.002, delta)))
         (more,) = re.findall(r"(\d+|but none) like the last one", said)
         last = ledger.entries()[-1].guarantee
         accepted = 0
