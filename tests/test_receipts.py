@@ -34,6 +34,7 @@ from botorch_dp.privacy.receipt import _canonical, _digest
 from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
+from botorch_dp.training.ranges import private_ranges
 from botorch_dp.tuning import PrivateSelection
 from tests.release.maxima import MECHANISMS
 from tests.release.maxima import VALUES as MAXIMA
@@ -170,6 +171,9 @@ SUBJECTS: dict[str, Callable[[PrivacyLedger], Any]] = {
     "permute-and-flip": of_entry("exponential_mechanism", method="permute_and_flip"),
     **{f"PrivateSearch, {route}": searched(route) for route in ("descent", "slope")},
     "PrivateSearchCV": search_cv,
+    "private_ranges": lambda ledger: private_ranges(
+        torch.arange(600.0).reshape(200, 3), mu=0.1, ledger=ledger
+    ),
     "PrivateFit, nothing tuned": of_entry("PrivateFit", space=None),
     "PrivateSelection": anybodys_trainer(),
     "PrivateSelection, one training": anybodys_trainer(space={"rate": 0.5}),
@@ -200,6 +204,7 @@ PLACES = {
     "privacy/mechanisms.py": ["laplace_mechanism", "gaussian_mechanism"],
     "release/private_ucb.py": ["PrivateGPUCB"],
     "integrations/estimators.py": ["DPClassifier", "DPRegressor"],
+    "training/ranges.py": ["private_ranges"],
     "training/output_perturbation.py": ["OutputPerturbedLogisticRegression"],
     "training/trainer.py": ["DPTrainer, Poisson", "DPTrainer, fixed batches"],
     "integrations/opacus_loop.py": ["PrivacyEngine of Opacus"],

@@ -179,7 +179,7 @@ def private_ranges(
     )
     quantiles = found.value.numpy()
     ranges = Ranges(quantiles[:, :3], None if pieces is None else quantiles[:, 3:])
-    return Release(ranges, found.guarantee)
+    return Release(ranges, found.guarantee, facts={"artifact": quantiles})
 
 
 def quantile_levels(pieces: int | None) -> tuple[float, ...]:
