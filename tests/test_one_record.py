@@ -57,10 +57,10 @@ from botorch_dp.training.calls import correct_alone
 from botorch_dp.training.ranges import bin_counts, private_ranges, sorted_columns
 from botorch_dp.training.records import DatasetRecords, TrainingRecords
 from botorch_dp.tuning import PrivateSearch
-from botorch_dp.tuning.private_fit import Training
+from botorch_dp.tuning.private_fit import ScoredTraining
 from botorch_dp.tuning.routes.base import ScoreTable
 from botorch_dp.tuning.routes.slope import clip_norm, clipped_slopes, slope_weights
-from botorch_dp.tuning.trainings import Scoring
+from botorch_dp.tuning.trials import ScoreNoise
 
 N = 30
 RNG = np.random.default_rng(0)
@@ -470,10 +470,10 @@ def scored_right(records: list[Any]) -> float:
     X, Y = tensors(records)
     data = TrainTest(X[:2] * 0, Y[:2] * 0, X, Y)
     trainer = DPTrainer(partial(nn.Linear, 3, 1), logistic_loss, data)
-    score = Training(trainer, "sensitive", {}, 1e-5).score(made(Tokens))
-    with mock.patch("botorch_dp.tuning.trainings.gaussian_mechanism") as noise:
+    score = ScoredTraining(trainer, "sensitive", {}, 1e-5).score(made(Tokens))
+    with mock.patch("botorch_dp.tuning.trials.gaussian_mechanism") as noise:
         noise.side_effect = lambda mean, **_: Release(mean, None)
-        return round(Scoring(1.0, len(records)).noisy(score, None) * len(records), 9)
+        return round(ScoreNoise(1.0, len(records)).noisy(score, None) * len(records), 9)
 
 
 def clipped(factory: Callable[[], nn.Module], **options: Any) -> Callable[[list[Any]], Any]:
@@ -646,11 +646,11 @@ SUBJECTS |= {
     ),
     "a private fit's score": Subject(
         (
-            "botorch_dp.tuning.trainings.Scoring",
-            "botorch_dp.tuning.trainings.train_and_score",
-            "botorch_dp.tuning.trainings.train_once",
+            "botorch_dp.tuning.trials.ScoreNoise",
+            "botorch_dp.tuning.trials.train_and_score",
+            "botorch_dp.tuning.trials.train_once",
             "botorch_dp.tuning.private_fit.PrivateFit",
-            "botorch_dp.tuning.private_fit.Training",
+            "botorch_dp.tuning.private_fit.ScoredTraining",
         ),
         scored_right,
         RECORDS,
@@ -858,7 +858,7 @@ MODULES = (
     "descent.start",
     "tuning.private_search",
     "tuning.private_fit",
-    "tuning.trainings",
+    "tuning.trials",
     "training.ranges",
     "training.records",
     "training.calls",

@@ -380,13 +380,20 @@ MUTANTS = [
         ("kept, numbers[generator.random(size) * numbers < 1]", "kept, numbers"),
     ),
     *_mutants(
-        "tuning/private_selection.py",
+        "tuning/calibration.py",
         "tuning/test_private_fit.py tuning/test_private_selection.py",
         (
             "return selection.profile(mu, delta), mu",
             "return selection.profile(2 * mu, delta), mu",
         ),
-        ('beside = self._scoring.mu if self.scored_on == "training" else None', "beside = None"),
+    ),
+    *_mutants(
+        "tuning/private_selection.py",
+        "tuning/test_private_fit.py tuning/test_private_selection.py",
+        (
+            'beside = self._score_noise.mu if self.scored_on == "training" else None',
+            "beside = None",
+        ),
         ("max(self.budget.epsilon, self.test_budget.epsilon)", "self.budget.epsilon"),
         ("max(self.budget.delta, self.test_budget.delta)", "self.budget.delta"),
     ),
@@ -408,7 +415,7 @@ MUTANTS = [
         ("        if not same:", "        if False:"),
     ),
     *_mutants(
-        "tuning/trainings.py",
+        "tuning/trials.py",
         "tuning/test_private_fit.py",
         ("rank = [outcome.score, float(tie)]", "rank = [outcome.score, -float(number)]"),
         ("self._configs(self._seed(number, 0))", "self._configs(self._seed(0, 0))"),

@@ -51,7 +51,7 @@ class FitResult(SelectionResult):
 
 
 @dataclass(frozen=True)
-class Training:
+class ScoredTraining:
     """The training of a trainer: from a configuration and a noise multiplier to a scored model.
 
     Args:
@@ -149,6 +149,7 @@ class PrivateFit(PrivateSelection):
         self.trainer, self.space = _trainer_and_space(trainer_or_problem, space)
         setup = self.trainer.setup
         self.fixed = _checked_fixed(fixed)
+        self._plans: dict[str, TrainingPlan] = {}
         checked_budget("budget", budget)
         # A delta that is warned of would be so once for each of a secret number of trainings.
         self._delta = min(budget.delta, 0.5 / len(setup.records))
@@ -170,7 +171,7 @@ class PrivateFit(PrivateSelection):
                 "the trainer's default metric, or public test records."
             )
         scored = {"sensitive": setup.num_tests, "training": len(setup.records)}
-        self._own = Training(self.trainer, test_records, self.fixed, self._delta)
+        self._own = ScoredTraining(self.trainer, test_records, self.fixed, self._delta)
         super().__init__(
             self._own,
             {} if self.space is None else self.space,
@@ -214,9 +215,12 @@ class PrivateFit(PrivateSelection):
     # What a selection asks for.
 
     def _plan_of(self, config: Mapping[str, Any]) -> TrainingPlan:
-        """A training of a configuration, but for its noise."""
-        settings: Any = {**self.fixed, **config, "noise_multiplier": 1.0}
-        return self.trainer.plan(**settings, delta=self._delta)
+        """A training of a configuration, but for its noise; made once."""
+        name = repr(sorted(config.items()))
+        if name not in self._plans:
+            settings: Any = {**self.fixed, **config, "noise_multiplier": 1.0}
+            self._plans[name] = self.trainer.plan(**settings, delta=self._delta)
+        return self._plans[name]
 
     def _parameters(self, config: Mapping[str, Any]) -> dict[str, Any]:
         tuned = () if self.space is None else self.space.parameters
@@ -277,7 +281,7 @@ class PrivateFit(PrivateSelection):
 
     # On made-up records.
 
-    def _made_up(self, config: Config) -> tuple[Training, dict[str, Any]]:
+    def _made_up(self, config: Config) -> tuple[ScoredTraining, dict[str, Any]]:
         """The training on a few made-up records, and settings for a pass over them."""
         plan = self._plan_of(config)
         size = min(plan.num_records, 2 * plan.batch_size)

@@ -3,13 +3,8 @@
 Whoever tries many configurations on sensitive records and publishes the best model has used the
 records for the choice, too. *Private selection* accounts for that: a secret random number of
 trainings with real noise, of which only the best is seen by anybody.
-:mod:`botorch_dp.privacy.selection` has the proofs, and :mod:`.trainings` makes the trainings. None
-of them knows how a training works.
-
-dp-accounting's two accountants count the noise of a Gaussian event in different units where a
-record is replaced: the one by privacy-loss distributions over the clipping norm, as we do, the one
-by Rényi divergences over the distance of two sums, which is twice that. So under REPLACE_ONE,
-events that only the second one knows are refused.
+:mod:`botorch_dp.privacy.selection` has the proofs, :mod:`.calibration` the noise of each training,
+and :mod:`.trials` makes them. None of them knows how a training works.
 """
 
 from __future__ import annotations
@@ -20,13 +15,11 @@ import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
-import dp_accounting
 import numpy as np
-from dp_accounting import dp_event, pld, rdp
 
 from botorch_dp._checks import check_callable, check_choice, check_integer
 from botorch_dp.errors import PrivacyError
@@ -49,15 +42,19 @@ from botorch_dp.privacy.losses import SelectionLoss
 from botorch_dp.privacy.receipt import Origin
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.privacy.runs import Run
-from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber, training_noise
+from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber
 from botorch_dp.space import Config, SearchSpace
-from botorch_dp.tuning.trainings import Scoring, Train, Trials, train_and_score, train_once
+from botorch_dp.tuning.calibration import (
+    Mechanism,
+    check_mechanism,
+    identity_of,
+    least_noise,
+    trial_profile,
+    words_of,
+)
+from botorch_dp.tuning.trials import ScoreNoise, Train, Trials, train_and_score
 
 ScoredOn = Literal["sensitive", "public", "training"]
-#: What ``mechanism(config)`` may return: a training without its noise, or a function from a noise
-#: multiplier to an event of dp-accounting.
-Described = DPSGD | Callable[[float], Any]
-
 _TRAIN = (
     "`train` is the mechanism that was described: with every configuration and noise multiplier it "
     "is as private as `mechanism` says, its random numbers are secret and new in every call, and "
@@ -86,12 +83,6 @@ _SHAPE = 3.0
 _SCORE_SHARE = 0.1
 #: What follows from the budget and cannot be tuned.
 _NOISE = "noise_multiplier"
-#: How far above the least noise a solution may be, relatively.
-_TOLERANCE = 2e-3
-#: Where the search for an event's noise begins, and beyond which it is given up.
-_FIRST_NOISE = 8.0
-_MOST_NOISE = 1e6
-_LEAST_NOISE = 1e-3
 
 
 # --- What is planned and what comes out. ---
@@ -148,8 +139,8 @@ class SelectionPlan:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SelectionResult:
-    """What a selection publishes.
+class SelectionResult(Release[Any]):
+    """What a selection publishes: the artifact or, where nothing came out, the configuration.
 
     Args:
         artifact: What the best training made. If nothing came out (no trial, or all of them
@@ -159,59 +150,39 @@ class SelectionResult:
         score: The released score, or None if nothing came out; NaN if a score on public records
             was no number in every training. One that noise carried beyond 0 or 1 is that bound. The
             best of many noisy scores is too good on average.
-        test_guarantee: What all of it promises a test record, if those are sensitive.
+        for_tests: The same with what it promises a test record, if those are sensitive.
         number: The law of the number of trainings, which is public; None for a single one.
         scored_on: Which records scored.
-        training: Public parameters of the training that was published, for a receipt; None where
-            the mechanism was described by an event.
-        ledger: What was charged, as it was after the run; None without a ledger.
-        origin: How a receipt says that the settings came about.
     """
 
     artifact: Release[Any]
     config: Release[Config]
     score: Release[float] | None
-    test_guarantee: Guarantee | None
+    for_tests: Release[Any] | None
     number: TrialNumber | None
     scored_on: ScoredOn
-    training: Mapping[str, Any] | None = None
-    ledger: LedgerSnapshot | None = None
-    origin: Origin = "not stated"
 
     @property
-    def guarantee(self) -> Guarantee:
-        """What artifact, configuration and score together promise a training record."""
-        return self.artifact.guarantee
+    def test_guarantee(self) -> Guarantee | None:
+        """What all of it promises a test record, if those are sensitive."""
+        return None if self.for_tests is None else self.for_tests.guarantee
 
     def receipt(self, records: Literal["training", "test"] = "training", **facts: Any) -> Receipt:
-        """A document that a stranger can check, of the artifact (or of the configuration, where
-        nothing came out).
+        """A document that a stranger can check.
 
         Args:
             records: Whose guarantee: the training records', or the sensitive test records'.
             facts: See :meth:`Receipt.of`.
         """
         check_choice("records", records, ("training", "test"))
-        guarantee = self.guarantee if records == "training" else self.test_guarantee
-        if guarantee is None:
+        if records == "training":
+            return super().receipt(**facts)
+        if self.for_tests is None:
             raise ValueError(
                 "`records` is 'test', but the test records are public or were not used, so "
                 "nothing is promised to them."
             )
-        released = self.config if self.artifact.value is None else self.artifact
-        training = self.training
-        if training is not None and self.score is not None:
-            training = {**training, "released_score": self.score.value}
-        ledger = self.ledger
-        if ledger is not None and ledger.relation is not guarantee.unit.relation:
-            ledger = None  # it is of trainings, and verifies for them
-        known: dict[str, Any] = {
-            "training": training if records == "training" else None,
-            "settings": self.origin,
-            "note": f"trainings were scored on {self.scored_on} records",
-            "ledger": ledger,
-        }
-        return Receipt.of(replace(released, guarantee=guarantee), **{**known, **facts})
+        return self.for_tests.receipt(**facts)
 
     def __str__(self) -> str:
         shown = {
@@ -226,7 +197,7 @@ class SelectionResult:
             "Configuration: " + ", ".join(f"{name} = {value}" for name, value in shown.items()),
             f"Training records: {self.guarantee}",
             "" if self.test_guarantee is None else f"Test records: {self.test_guarantee}",
-            *charged_nowhere(self.ledger, self.guarantee),
+            *charged_nowhere(self.facts["ledger"], self.guarantee),
         ]
         return "\n".join(line for line in lines if line)
 
@@ -304,7 +275,7 @@ class PrivateSelection:
         train: Train,
         space: SearchSpace | Sequence[Mapping[str, Any]] | Mapping[str, Any],
         *,
-        mechanism: Callable[[Config], Described],
+        mechanism: Callable[[Config], Mechanism],
         budget: PrivacyBudget,
         trials: float | TrialNumber = 20,
         scored_on: ScoredOn = "sensitive",
@@ -331,7 +302,8 @@ class PrivateSelection:
             unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.unsafe_seed = unsafe_seed
         typical = self._mechanism(copy.deepcopy(self.typical_config))
-        self.relation = _check_described(typical, relation)[1]
+        self.relation = check_mechanism(typical, relation)[1]
+        self._mechanisms: dict[str, Mechanism] = {}
         self._level()  # a budget that no noise can meet is refused here
         if isinstance(typical, DPSGD):
             warn_large_delta(self.budget.delta, typical.num_records)
@@ -358,14 +330,14 @@ class PrivateSelection:
             number=self._number,
             config=config,
             noise_multipliers=noise,
-            score_std=self._scoring.std or 0.0,
+            score_std=self._score_noise.std or 0.0,
             guarantee=self.guarantee,
             test_guarantee=self.test_guarantee,
         )
 
     def noise_multiplier(self, config: Mapping[str, Any]) -> float:
         """The least noise with which a training of a configuration reaches the common level."""
-        beside = self._scoring.mu if self.scored_on == "training" else None
+        beside = self._score_noise.mu if self.scored_on == "training" else None
         described = self._described(self._checked(config))
         return least_noise(described, self._level()[0], self.relation, beside_mu=beside or 0.0)
 
@@ -379,7 +351,7 @@ class PrivateSelection:
             return self.candidates[0] if isinstance(self.candidates, list) else self.candidates
         return self.candidates.middle()
 
-    @property
+    @cached_property
     def guarantee(self) -> Guarantee:
         """What everything that is published promises a training record."""
         mechanism, unit, assumptions = self._training()
@@ -390,7 +362,7 @@ class PrivateSelection:
             unit = unit.given(_PUBLIC_TEST)
         return self._promise(mechanism, unit, self.budget, assumptions)
 
-    @property
+    @cached_property
     def test_guarantee(self) -> Guarantee | None:
         """What everything that is published promises a test record, if those are sensitive."""
         if self.scored_on != "sensitive":
@@ -437,13 +409,15 @@ class PrivateSelection:
         with Run(checkpoint, what=self._what, settings=settings, ledger=ledger, label=label) as run:
             if not run.resumed:
                 self._rehearse()
+
+            def read() -> dict[str, Any] | None:
+                trials = Trials(run, self._number, self._config, unsafe_seed=self.unsafe_seed)
+                return trials.train(
+                    self._train, self.noise_multiplier, self._score_noise, self._kept, executor
+                )
+
             # The noise of the trainings is not shown; what is shown is stored first.
-            shown = run.release(
-                self._price,
-                self._shown,
-                read=lambda: self._trained(run, executor),
-                key="model",
-            )
+            shown = run.release(self._price, self._shown, read=read, key="model")
             charged = None if ledger is None else ledger.snapshot(run.identity)
         return self._result(shown, charged)
 
@@ -453,16 +427,8 @@ class PrivateSelection:
             return
         config, seed = self.typical_config, self.unsafe_seed
         noise = self.noise_multiplier(config)
-        outcome = train_and_score(self._rehearsal, config, noise, self._scoring, seed)
+        outcome = train_and_score(self._rehearsal, config, noise, self._score_noise, seed)
         self._kept(outcome.artifact)
-
-    def _trained(self, run: Run, executor: Executor | None) -> dict[str, Any] | None:
-        def task(config: Config, seed: int | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-            noise = self.noise_multiplier(config)
-            return train_once, (self._train, config, noise, self._scoring, seed)
-
-        trials = Trials(run, self._number, self._config, self._kept, unsafe_seed=self.unsafe_seed)
-        return trials.train(task, executor=executor)
 
     def _config(self, seed: np.random.SeedSequence) -> Config:
         """What a trial tries: the only configuration, a given one or any of the space."""
@@ -482,26 +448,41 @@ class PrivateSelection:
     def _result(
         self, shown: dict[str, Any] | None, ledger: LedgerSnapshot | None
     ) -> SelectionResult:
-        guarantee, score, kept = self.guarantee, None, None
+        guarantee, test_guarantee, score, kept = self.guarantee, self.test_guarantee, None, None
         if shown is None:
             config = {**self.typical_config, _NOISE: self.noise_multiplier(self.typical_config)}
         else:
             config, kept = shown["config"], shown["artifact"]
             value = shown["score"] if math.isfinite(shown["score"]) else math.nan
-            if self._scoring.mu is not None:
+            if self._score_noise.mu is not None:
                 value = min(max(value, 0.0), 1.0)  # the noisy mean of numbers between
-            score = Release(value, guarantee, scale=self._scoring.std)
-        artifact = self._restored(kept)
+            score = Release(value, guarantee, scale=self._score_noise.std)
+        training = self._parameters(config)
+        if training is not None and score is not None:
+            training = {**training, "released_score": score.value}
+        facts: dict[str, Any] = {
+            "settings": self._origin,
+            "note": f"trainings were scored on {self.scored_on} records",
+            "ledger": ledger,
+        }
+        value = self._restored(kept)
+        artifact = Release(
+            value, guarantee, digest=digest_if_any(value), facts={**facts, "training": training}
+        )
+        released = artifact if value is not None else replace(artifact, value=config, digest=None)
+        for_tests = None
+        if test_guarantee is not None:
+            if ledger is not None and ledger.relation is not test_guarantee.unit.relation:
+                facts["ledger"] = None  # it is of trainings, and verifies for them
+            for_tests = replace(released, guarantee=test_guarantee, facts=facts)
         return self._result_type(
-            artifact=Release(artifact, guarantee, digest=digest_if_any(artifact)),
+            **vars(released),
+            artifact=artifact,
             config=Release(config, guarantee),
             score=score,
-            test_guarantee=self.test_guarantee,
+            for_tests=for_tests,
             number=self._number,
             scored_on=self.scored_on,
-            training=self._parameters(config),
-            ledger=ledger,
-            origin=self._origin,
         )
 
     # The parts, some of which a subclass says more about.
@@ -537,8 +518,13 @@ class PrivateSelection:
             return self.candidates.check(config)
         return dict(config)
 
-    def _described(self, config: Config) -> Described:
-        return _check_described(self._mechanism(copy.deepcopy(config)), self.relation)[0]
+    def _described(self, config: Config) -> Mechanism:
+        """What a training of a configuration is; asked for once."""
+        name = repr(sorted(config.items()))
+        if name not in self._mechanisms:
+            found = self._mechanism(copy.deepcopy(config))
+            self._mechanisms[name] = check_mechanism(found, self.relation)[0]
+        return self._mechanisms[name]
 
     def _parameters(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
         """Public parameters of one training, if it is described by them."""
@@ -561,7 +547,7 @@ class PrivateSelection:
         unit = PrivacyUnit("one training record", self.relation).given(_TRAIN)
         if self.scored_on == "training":
             unit = unit.given(self._mean())
-        return _words_of(self._described(self.typical_config)), unit, ()
+        return words_of(self._described(self.typical_config)), unit, ()
 
     def _test_conditions(self) -> tuple[str, ...]:
         return self._mean(), _SCORES_ONLY
@@ -587,7 +573,7 @@ class PrivateSelection:
         space = self.candidates
         return {
             "space": space.to_dict() if isinstance(space, SearchSpace) else space,
-            "mechanism": _identity_of(self._described(self.typical_config)),
+            "mechanism": identity_of(self._described(self.typical_config)),
             "relation": self.relation.name,
             "budget": [self.budget.epsilon, self.budget.delta],
             "test_budget": [self.test_budget.epsilon, self.test_budget.delta],
@@ -602,17 +588,17 @@ class PrivateSelection:
         if not self._selects:
             point = BaseProfile((budget.epsilon,), (budget.delta,))
             return point, gaussian_mu(budget.epsilon, budget.delta)
-        return _level_of(Selection(self.number), budget.epsilon, budget.delta)
+        return trial_profile(Selection(self.number), budget.epsilon, budget.delta)
 
     @cached_property
-    def _scoring(self) -> Scoring:
+    def _score_noise(self) -> ScoreNoise:
         if self.scored_on == "public":
-            return Scoring()
+            return ScoreNoise()
         if self.scored_on == "training":
             _, mu = self._level()
-            return Scoring(math.sqrt(_SCORE_SHARE) * mu, self.num_scored)
+            return ScoreNoise(math.sqrt(_SCORE_SHARE) * mu, self.num_scored)
         _, mu = self._level(self.test_budget)
-        return Scoring(mu, self.num_scored)
+        return ScoreNoise(mu, self.num_scored)
 
     @property
     def _price(self) -> Guarantee:
@@ -645,15 +631,6 @@ class PrivateSelection:
             loss = SelectionLoss(budget.epsilon, budget.delta, mu, number.mean, number.shape)
         guarantee = Guarantee(name, unit, (loss,), assumptions, quoted_delta=budget.delta)
         return guarantee if self.unsafe_seed is None else guarantee.simulated()
-
-
-# Solved for once, whoever asks again: a run needs it for its plan, its trainings and its result.
-
-
-@lru_cache(maxsize=256)
-def _level_of(selection: Selection, epsilon: float, delta: float) -> tuple[BaseProfile, float]:
-    mu = selection.mu(epsilon, delta)
-    return selection.profile(mu, delta), mu
 
 
 # --- What was asked for. ---
@@ -698,148 +675,3 @@ def _checked_scored(scored_on: str, num_scored: int | None) -> int:
             "a score is the mean of decides about its noise."
         )
     return check_integer("num_scored", num_scored)
-
-
-# --- How much noise a mechanism needs that is described. ---
-
-
-def _check_described(
-    found: Described, relation: NeighboringRelation | None
-) -> tuple[Described, NeighboringRelation]:
-    """A description and the relation that it is accounted under, or an error.
-
-    Args:
-        found: What ``mechanism(config)`` returned.
-        relation: What the user stated, if anything.
-    """
-    if isinstance(found, DPSGD):
-        assert found.relation is not None  # which DPSGD has filled in
-        if found.noise_multiplier is not None:
-            raise ValueError(
-                f"`mechanism` returned a DPSGD with `noise_multiplier` = {found.noise_multiplier}: "
-                "the noise follows from the budget. Leave it out."
-            )
-        if relation not in (None, found.relation):
-            raise PrivacyError(
-                f"`relation` is {relation} but `mechanism` returned a DPSGD under "
-                f"{found.relation}: state one of them."
-            )
-        return found, found.relation
-    known = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
-    if relation not in known:
-        raise PrivacyError(
-            "`relation` must say what the events of `mechanism` are accounted under: "
-            "NeighboringRelation.ADD_OR_REMOVE_ONE, as in Opacus, or REPLACE_ONE; got "
-            f"{relation!r}."
-        )
-    _accountant(found(1.0), relation)
-    return found, relation
-
-
-def _words_of(described: Described) -> str:
-    """What a description says, for a guarantee."""
-    if isinstance(described, DPSGD):
-        batches = "Poisson-sampled batches"
-        if described.sampling == "without_replacement":
-            batches = "batches of fixed size without replacement"
-        return f"DP-SGD on {batches}"
-    return f"the event {type(described(1.0)).__name__} of dp-accounting"
-
-
-def _identity_of(described: Described) -> Any:
-    """What a run is recognized by, JSON-ready."""
-    if isinstance(described, DPSGD):
-        fields = asdict(described)
-        return {**fields, "relation": str(fields["relation"])}
-    return repr(described(1.0))
-
-
-def least_noise(
-    described: Described,
-    base: BaseProfile,
-    relation: NeighboringRelation,
-    *,
-    beside_mu: float = 0.0,
-    times: float = 1.0,
-) -> float:
-    """The least noise multiplier with which a training keeps to all points of a profile.
-
-    Args:
-        described: The training.
-        base: The points.
-        relation: What an event is accounted under.
-        beside_mu: A Gaussian mechanism on the same records that is part of the outcome: its score.
-        times: How many such trainings there are.
-    """
-    if isinstance(described, DPSGD):
-        return _least_noise_of_training(described, base, beside_mu, times)
-    return _least_noise_of_event(described, base, relation, beside_mu, times)
-
-
-@lru_cache(maxsize=4096)
-def _least_noise_of_event(
-    described: Callable[[float], Any],
-    base: BaseProfile,
-    relation: NeighboringRelation,
-    beside_mu: float,
-    times: float,
-) -> float:
-    def keeps(noise: float) -> bool:
-        event = described(noise)
-        if times > 1:
-            event = dp_event.SelfComposedDpEvent(event, math.ceil(times))
-        if beside_mu:
-            beside = dp_event.GaussianDpEvent(relation.sum_sensitivity / beside_mu)
-            event = dp_event.ComposedDpEvent([event, beside])
-        accountant = _accountant(event, relation).compose(event)
-        points = zip(base.epsilons, base.deltas, strict=True)
-        return all(accountant.get_delta(epsilon) <= delta for epsilon, delta in points)
-
-    high = _FIRST_NOISE
-    while not keeps(high):
-        high *= 2
-        if high > _MOST_NOISE:
-            raise PrivacyError(
-                "No noise keeps a training to what the budget leaves to it: the event that "
-                "`mechanism` describes has a price that does not fall with its noise multiplier."
-            )
-    low = high / 2
-    while low > _LEAST_NOISE and keeps(low):
-        low, high = low / 2, low
-    while high > low * (1 + _TOLERANCE):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if keeps(middle) else (middle, high)
-    return high
-
-
-@lru_cache(maxsize=4096)
-def _least_noise_of_training(
-    training: DPSGD, base: BaseProfile, beside_mu: float, times: float
-) -> float:
-    found = training_noise(
-        base,
-        [training.batch_size],
-        [math.ceil(training.steps * times)],
-        num_records=training.num_records,
-        sampling=training.sampling,
-        relation=training.relation,
-        beside_mu=beside_mu,
-        tolerance=_TOLERANCE,
-    )
-    return float(found[0])
-
-
-def _accountant(event: Any, relation: NeighboringRelation) -> Any:
-    """The accountant of dp-accounting that prices an event best."""
-    theirs = dp_accounting.NeighboringRelation[relation.name]
-    accountants = [pld.PLDAccountant(theirs)]
-    if relation is not NeighboringRelation.REPLACE_ONE:
-        accountants.append(rdp.RdpAccountant(neighboring_relation=theirs))
-    for accountant in accountants:
-        if accountant.supports(event):
-            return accountant
-    raise PrivacyError(
-        f"dp-accounting cannot price {event} under {relation.name}. Where a replaced record is "
-        "meant and batches are drawn without replacement, return "
-        "DPSGD(sampling='without_replacement', ...) instead of an event."
-    )

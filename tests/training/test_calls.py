@@ -27,7 +27,7 @@ from botorch_dp.training.isolation import check_evaluation
 from botorch_dp.training.networks import accuracy, is_correct
 from botorch_dp.training.records import TrainingRecords
 from botorch_dp.tuning import PrivateFit
-from botorch_dp.tuning.trainings import train_once
+from botorch_dp.tuning.trials import train_once
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(600, 3, generator=G)
@@ -329,9 +329,9 @@ def test_a_private_fit_warns_but_not_as_often_as_it_trains(
 
         def __init__(self, *_: Any, **__: Any) -> None: ...
 
-        def train(self, make: Any, **_: Any) -> None:
-            _, training = make(fit.typical_config, None)
-            task(*training)
+        def train(self, train: Any, noise_multiplier: Any, score_noise: Any, *_: Any) -> None:
+            config = fit.typical_config
+            task(train, config, noise_multiplier(config), score_noise, None)
 
     monkeypatch.setattr("botorch_dp.tuning.private_selection.Trials", Trial)
     with warnings.catch_warnings():

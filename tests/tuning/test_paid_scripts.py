@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from botorch_dp.privacy.selection import TrialNumber
-from botorch_dp.tuning import trainings
+from botorch_dp.tuning import trials
 from examples.paid_tuning import FOLDER, NAMES, changed_lines
 
 #: What each of them needs beside this package.
@@ -37,7 +37,7 @@ def test_it_runs_as_printed(
     The lowest scores, those with Opacus, are 0.76 on average with a deviation of 0.03.
     """
     monkeypatch.setattr(TrialNumber, "draw", lambda self: 3)
-    monkeypatch.setattr(trainings, "secrets", SimpleNamespace(randbits=lambda bits: 5))
+    monkeypatch.setattr(trials, "secrets", SimpleNamespace(randbits=lambda bits: 5))
     for needed in SCRIPTS[name]:
         pytest.importorskip(needed, reason=f"needs {needed}")
     names = runpy.run_path(str(FOLDER / f"{name}_after.py"))

@@ -35,8 +35,8 @@ from botorch_dp.training import (
     logistic_regression,
 )
 from botorch_dp.tuning import PrivateFit
-from botorch_dp.tuning import trainings as mechanics
-from botorch_dp.tuning.trainings import FAILED, Outcome, Scoring
+from botorch_dp.tuning import trials as mechanics
+from botorch_dp.tuning.trials import FAILED, Outcome, ScoreNoise
 
 _N = 240
 BUDGET = PrivacyBudget(5.0, 1e-4)
@@ -117,7 +117,7 @@ class TestPublished:
 
     def test_the_best_score_wins(self, monkeypatch: pytest.MonkeyPatch, three_trials: None) -> None:
         for scores in ([0.2, 0.9, 0.5], [0.9, 0.2, 0.5], [-math.inf, 0.1, 0.3]):
-            monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", scored(scores))
+            monkeypatch.setattr("botorch_dp.tuning.trials.train_once", scored(scores))
             result = fit().run()
             assert result.score is not None and result.score.value == max(scores)
             assert torch.equal(result.model.value.weight, torch.full((1, 3), max(scores)))
@@ -129,7 +129,7 @@ class TestPublished:
         private = fit()
         monkeypatch.setattr(PrivateFit, "noise_multiplier", lambda self, config: 1.0)
         for _ in range(60):
-            monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", scored([0.5] * 3))
+            monkeypatch.setattr("botorch_dp.tuning.trials.train_once", scored([0.5] * 3))
             asked: list[Any] = []
             config = mechanics.Trials.config
 
@@ -152,7 +152,7 @@ class TestPublished:
         private = fit(trials=TrialNumber(2, math.inf))
         published = []
         for scores in ([-math.inf] * 3, []):
-            monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", scored(scores))
+            monkeypatch.setattr("botorch_dp.tuning.trials.train_once", scored(scores))
             monkeypatch.setattr(TrialNumber, "draw", partialmethod(_number, count=len(scores)))
             result = private.run()
             assert result.score is None
@@ -215,7 +215,7 @@ class TestSecret:
                 raise KeyboardInterrupt
             return trained(train, config, *rest)
 
-        monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", interrupted)
+        monkeypatch.setattr("botorch_dp.tuning.trials.train_once", interrupted)
         with pytest.raises(KeyboardInterrupt):
             private.run(checkpoint=path)
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -238,7 +238,7 @@ class TestSecret:
                 events.append(f"{len(ledger.entries())} charged")
                 return trained(*arguments)
 
-            monkeypatch.setattr("botorch_dp.tuning.private_selection.train_once", noted)
+            monkeypatch.setattr("botorch_dp.tuning.trials.train_once", noted)
             private.run(ledger=ledger)
             (entry,) = ledger.entries()
             assert (entry.epsilon, entry.delta) == (6.0, 1e-4)
@@ -277,13 +277,13 @@ class TestLevel:
             plan = private.trainer.plan(**config, noise_multiplier=noise)
             losses = [plan.privacy_loss(plan.steps)]
             if test_records == "training":
-                losses.append(GaussianLoss(private._scoring.mu))
+                losses.append(GaussianLoss(private._score_noise.mu))
             for epsilon, delta in zip(base.epsilons, base.deltas, strict=True):
                 assert composed_delta(losses, epsilon) <= delta * (1 + 1e-6)
 
     def test_the_score_of_sensitive_test_records_keeps_to_their_budget(self) -> None:
         private = fit(test_budget=PrivacyBudget(0.7, 1e-5))
-        mu = private._scoring.mu
+        mu = private._score_noise.mu
         assert mu is not None
         found = selection_epsilon((GaussianLoss(mu),), private.number, 1e-5)
         assert 0.66 < found <= 0.7
@@ -449,11 +449,11 @@ def test_the_noise_of_a_score_is_that_of_its_mu(test_records: Any) -> None:
     private = fit(test_records=test_records)
     score = private._own.score(trainer().setup.untrained())
     count = _N if test_records == "training" else 60
-    scoring = Scoring(0.05, count)
+    scoring = ScoreNoise(0.05, count)
     scores = [count * scoring.noisy(score, seed) for seed in range(600)]
     # A count moves by 1 with a record: a deviation of 1 / mu; 600 draws give it to 3%.
     assert np.std(scores) == pytest.approx(20.0, rel=0.15)
-    assert private._scoring.num_scored == count
+    assert private._score_noise.num_scored == count
 
 
 class TestNothingTuned:

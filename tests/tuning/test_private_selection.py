@@ -25,8 +25,8 @@ from botorch_dp.privacy import DPSGD, NeighboringRelation, PrivacyBudget, Privac
 from botorch_dp.privacy.selection import BaseProfile, TrialNumber
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.tuning import PrivateSelection
-from botorch_dp.tuning.private_selection import least_noise
-from botorch_dp.tuning.trainings import Scoring
+from botorch_dp.tuning.calibration import least_noise
+from botorch_dp.tuning.trials import ScoreNoise
 
 ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACED = NeighboringRelation.REPLACE_ONE
@@ -107,7 +107,7 @@ class TestPublished:
             selection(trials=2).run(ledger=ledger)
         assert words not in str(result)
         assert result.receipt().document["ledger"]["charge"]["number"] == 2
-        assert len(pickle.loads(pickle.dumps(result)).ledger.entries()) == 1
+        assert len(pickle.loads(pickle.dumps(result)).facts["ledger"].entries()) == 1
         assert result.receipt().verify().passes and result.receipt("test").verify().passes
 
     def test_a_score_stays_between_0_and_1(self) -> None:
@@ -177,7 +177,7 @@ class TestPublished:
 
     @pytest.mark.parametrize("score", [math.nan, -5.0, 7.0])
     def test_scores_with_noise_are_bounded_first(self, score: float) -> None:
-        noisy = Scoring(mu=1e3, num_scored=1000).noisy(score, None)
+        noisy = ScoreNoise(mu=1e3, num_scored=1000).noisy(score, None)
         assert noisy == pytest.approx(1.0 if score == 7.0 else 0.0, abs=1e-4)
 
     def test_one_configuration_is_trained_once_with_the_whole_budget(self) -> None:
@@ -223,7 +223,7 @@ class TestPrice:
         noise = theirs.noise_multiplier(config)
         assert noise == pytest.approx(ours.noise_multiplier(config), rel=0.01)
         accountant = pld.PLDAccountant(TheirRelation[relation.name]).compose(poisson(noise))
-        beside = dp_event.GaussianDpEvent(relation.sum_sensitivity / theirs._scoring.mu)
+        beside = dp_event.GaussianDpEvent(relation.sum_sensitivity / theirs._score_noise.mu)
         accountant.compose(beside)
         for epsilon, delta in zip(base.epsilons, base.deltas, strict=True):
             assert accountant.get_delta(epsilon) <= delta
@@ -340,7 +340,7 @@ def test_it_knows_nothing_of_our_trainer() -> None:
     import ast
 
     folder = Path(__file__).parents[2] / "botorch_dp" / "tuning"
-    for name in ("private_selection", "trainings"):
+    for name in ("private_selection", "trials", "calibration"):
         tree = ast.parse((folder / f"{name}.py").read_text())
         imported = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
         assert not [module for module in imported if "training" in module.split(".")]

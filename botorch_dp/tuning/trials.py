@@ -1,4 +1,4 @@
-"""The trainings of a private selection: what they try, how they are scored, and which one wins.
+"""The trials of a private selection: what they try, how they are scored, and which one wins.
 
 The number of trainings, and the seed of their configurations and of the numbers that break ties,
 are drawn once and stored before the first training: whatever happens later, a run continues with
@@ -34,7 +34,7 @@ Train = Callable[..., tuple[Any, float]]
 
 
 @dataclass(frozen=True)
-class Scoring:
+class ScoreNoise:
     """The noise of a score.
 
     Args:
@@ -94,7 +94,7 @@ FAILED = Outcome(-math.inf, None, failed=True)
 
 
 def train_and_score(
-    train: Train, config: Config, noise_multiplier: float, scoring: Scoring, seed: int | None
+    train: Train, config: Config, noise_multiplier: float, score_noise: ScoreNoise, seed: int | None
 ) -> Outcome:
     """One training and its score; errors are raised."""
     simulated = {} if seed is None else {"seed": seed}
@@ -103,12 +103,12 @@ def train_and_score(
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(f"`train` must return (artifact, score), got a {type(returned).__name__}.")
     artifact, score = returned
-    noisy = scoring.noisy(score, seed)
+    noisy = score_noise.noisy(score, seed)
     return Outcome(noisy if math.isfinite(noisy) else -math.inf, artifact)
 
 
 def train_once(
-    train: Train, config: Config, noise_multiplier: float, scoring: Scoring, seed: int | None
+    train: Train, config: Config, noise_multiplier: float, score_noise: ScoreNoise, seed: int | None
 ) -> Outcome:
     """The same; a failure is the worst outcome and says nothing.
 
@@ -116,19 +116,19 @@ def train_once(
     written, the run stops, and may be continued.
     """
     try:
-        return train_and_score(train, config, noise_multiplier, scoring, seed)
+        return train_and_score(train, config, noise_multiplier, score_noise, seed)
     except Exception as error:
         if isinstance(error.__cause__, sqlite3.Error):
             raise
         return FAILED
 
 
-def _call(number: int, function: Callable[..., Outcome], arguments: tuple[Any, ...]) -> Outcome:
+def _train_once(number: int, *arguments: Any) -> Outcome:
     """A training; its number makes its call unlike all others.
 
     Some executors compute equal calls once, but two trainings of one configuration are two draws.
     """
-    return function(*arguments)
+    return train_once(*arguments)
 
 
 # --- All of them. ---
@@ -144,7 +144,6 @@ class Trials:
         run: The run.
         number: The law of their number; None for a single one.
         configs: From a seed to the configuration of a trial.
-        kept: From an artifact to what is stored of it; a ``TypeError`` for what cannot be.
         unsafe_seed: Makes all of it repeatable, for simulations.
     """
 
@@ -153,12 +152,10 @@ class Trials:
         run: Run,
         number: TrialNumber | None,
         configs: Callable[[np.random.SeedSequence], Config],
-        kept: Callable[[Any], Any],
         *,
         unsafe_seed: int | None,
     ) -> None:
         self._run, self._configs, self._simulated = run, configs, unsafe_seed is not None
-        self._kept = kept
         begun = run.get("trials")
         if begun is None:
             entropy = secrets.randbits(256) if unsafe_seed is None else unsafe_seed
@@ -175,30 +172,37 @@ class Trials:
 
     def train(
         self,
-        task: Callable[[Config, int | None], tuple[Callable[..., Outcome], tuple[Any, ...]]],
-        *,
+        train: Train,
+        noise_multiplier: Callable[[Config], float],
+        score_noise: ScoreNoise,
+        kept: Callable[[Any], Any],
         executor: Executor | None,
     ) -> dict[str, Any] | None:
         """Make all trainings that are missing, and return the best one of all; None if none is.
 
         Args:
-            task: From a configuration and a seed to a function and its arguments.
+            train: Trains.
+            noise_multiplier: Of a configuration.
+            score_noise: Of each score.
+            kept: From an artifact to what is stored of it; a ``TypeError`` for what cannot be.
             executor: Where to train; here, one after the other, if None.
         """
         todo = [number for number in range(self._count) if number not in self._done]
         at_once = 1 if executor is None else int(getattr(executor, "_max_workers", 8))
-        running: dict[Future[Outcome], int] = {}
+        running: dict[Future[Outcome], tuple[int, Config]] = {}
         try:
             while todo or running:
                 while todo and len(running) < at_once:
                     number = todo.pop(0)
-                    function, arguments = task(self.config(number), self._training_seed(number))
+                    config, seed = self.config(number), self._training_seed(number)
+                    arguments = train, config, noise_multiplier(config), score_noise, seed
                     if executor is None:
-                        self._keep(number, function(*arguments))
+                        self._keep(number, config, train_once(*arguments), kept)
                         break
-                    running[executor.submit(_call, number, function, arguments)] = number
+                    future = executor.submit(_train_once, number, *arguments)
+                    running[future] = number, config
                 for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
-                    self._keep(running.pop(future), future.result())
+                    self._keep(*running.pop(future), future.result(), kept)
         finally:
             for future in running:
                 future.cancel()
@@ -208,7 +212,9 @@ class Trials:
         """What a trial tries."""
         return self._configs(self._seed(number, 0))
 
-    def _keep(self, number: int, outcome: Outcome) -> None:
+    def _keep(
+        self, number: int, config: Config, outcome: Outcome, kept: Callable[[Any], Any]
+    ) -> None:
         """Store an outcome; of the artifacts those that may yet be published only."""
         # Equal scores are decided by a number that each trial has drawn for itself.
         tie = int(self._seed(number, 2).generate_state(1, np.uint64)[0])
@@ -217,8 +223,9 @@ class Trials:
         best = self._best
         if better:
             try:
-                kept, config = self._kept(outcome.artifact), self.config(number)
-                best = {"rank": rank, "config": config, "score": outcome.score, "artifact": kept}
+                artifact = kept(outcome.artifact)
+                best = {"rank": rank, "config": config, "score": outcome.score}
+                best["artifact"] = artifact
             except TypeError:  # such an artifact is none
                 outcome = FAILED
         with self._run.transaction():
