@@ -30,7 +30,7 @@ from botorch_dp.privacy import (
     Release,
     laplace_mechanism,
 )
-from botorch_dp.privacy.receipt import _canonical, _digest
+from botorch_dp.privacy.receipt_document import canonical, document_digest
 from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
@@ -288,8 +288,8 @@ def test_a_selection_has_a_receipt_for_its_test_records(tmp_path: Path) -> None:
 def test_a_training_that_costs_more_than_the_selection_is_refused(name: str, value: Any) -> None:
     document = made("PrivateFit")[1].document
     document["training"][name] = value
-    document["digest"] = _digest(document)
-    found = {f.subject for f in Receipt(_canonical(document)).verify().contradictions}
+    document["digest"] = document_digest(document)
+    found = {f.subject for f in Receipt(canonical(document)).verify().contradictions}
     assert found == {"training"}
 
 

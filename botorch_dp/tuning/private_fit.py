@@ -18,7 +18,7 @@ from botorch_dp._checks import check_choice, did_you_mean
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import PrivacyUtilityProblem
 from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyUnit, Release
-from botorch_dp.privacy.receipt import Origin
+from botorch_dp.privacy.receipt_document import Origin
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training import DPTrainer, TrainingSettings, accuracy
 from botorch_dp.training.plan import (

@@ -39,7 +39,7 @@ from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.privacy.ledger import LedgerSnapshot, charged_nowhere, check_payment
 from botorch_dp.privacy.losses import SelectionLoss
-from botorch_dp.privacy.receipt import Origin
+from botorch_dp.privacy.receipt_document import Origin
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.privacy.runs import Run
 from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber

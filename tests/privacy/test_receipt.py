@@ -19,7 +19,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import botorch_dp.privacy.receipt as module
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     DPSGD,
@@ -35,12 +34,24 @@ from botorch_dp.privacy import (
     PureLoss,
     Receipt,
     gaussian_mechanism,
+    receipt_document,
+)
+from botorch_dp.privacy import (
+    receipt as module,
 )
 from botorch_dp.privacy.digests import digest_of, digests_of
 from botorch_dp.privacy.events import event_of, recomputed
 from botorch_dp.privacy.losses import FixedBatchSGDLoss, PoissonSGDLoss, PrivacyLoss, SelectionLoss
 from botorch_dp.privacy.rounding import rounded_up
 from botorch_dp.privacy.selection import Selection, TrialNumber
+from botorch_dp.privacy.verification import (
+    _check_audit,
+    _check_dates,
+    _check_derived,
+    _check_digest,
+    _check_ledger,
+    _words,
+)
 
 REPLACED, ADDED, MOVED = NeighboringRelation
 PARAMETERS = {
@@ -87,7 +98,11 @@ RECEIPT = training_receipt()
 
 def with_new_digest(document: dict[str, Any]) -> Receipt:
     """What somebody writes who knows how digests are made, but has no key."""
-    return Receipt(module._canonical({**document, "digest": module._digest(document)}))
+    return Receipt(
+        receipt_document.canonical(
+            {**document, "digest": receipt_document.document_digest(document)}
+        )
+    )
 
 
 # --- What agrees. ---
@@ -310,7 +325,7 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
             put(ADDED.value, "promise", "neighbours"),
             put("ADD_OR_REMOVE_ONE", *LOSS, "relation"),
             put("ADD_OR_REMOVE_ONE", "training", "relation"),
-            put(module._NOISE_UNITS[ADDED], "mechanism", "noise_unit"),
+            put(receipt_document.NOISE_UNITS[ADDED], "mechanism", "noise_unit"),
         ),
         "epsilon",
     ),
@@ -465,7 +480,7 @@ def test_an_altered_receipt_is_refused_for_its_own_reason(name: str) -> None:
     subjects = {f.subject for f in verification.contradictions}
     assert not verification.passes and reason in subjects, str(verification)
     # Somebody who forgets the digest is told that, too.
-    assert module._check_digest(document).outcome == "contradicts"
+    assert _check_digest(document).outcome == "contradicts"
 
 
 @pytest.mark.parametrize(
@@ -474,7 +489,7 @@ def test_an_altered_receipt_is_refused_for_its_own_reason(name: str) -> None:
 def test_another_law_of_the_trials_is_refused(name: str, value: float) -> None:
     document = Receipt.of(guarantee(selected())).document
     document["mechanism"]["losses"][0][name] = value
-    promise = module._guarantee(document)
+    promise = receipt_document.guarantee_of(document)
     honest = Receipt.of(promise).document  # event, statement and all: consistent, and not true
     assert "selection" in {f.subject for f in Receipt.of(promise).verify().contradictions}
     document["mechanism"]["event"] = honest["mechanism"]["event"]
@@ -588,7 +603,7 @@ def test_a_signed_receipt(tmp_path: Path) -> None:
     for name, value in (("value", "00" * 64), ("public_key", "zz"), ("algorithm", "RSA")):
         document = signed.document
         document["signature"][name] = value
-        altered = Receipt(module._canonical(document)).verify()
+        altered = Receipt(receipt_document.canonical(document)).verify()
         assert {f.subject for f in altered.contradictions} == {"signature"}
 
 
@@ -686,16 +701,20 @@ def test_whatever_stands_in_a_receipt_is_read_or_refused(seed: int, value: Any) 
         place = place[name]
     place[name] = value
     try:
-        text = module._canonical(document)
+        text = receipt_document.canonical(document)
     except ValueError:
         return  # NaN
     try:
         receipt = Receipt(text)
     except ValueError:
         return
-    for check in (module._check_derived, module._check_ledger, module._check_audit):
+    for check in (
+        _check_derived,
+        _check_ledger,
+        _check_audit,
+    ):
         check(receipt.document, receipt.guarantee)
-    module._check_dates(receipt.document), module._words(receipt.document)
+    _check_dates(receipt.document), _words(receipt.document)
 
 
 @pytest.mark.slow
@@ -788,7 +807,7 @@ def test_the_line_of_the_ledger() -> None:
 
 def test_the_guide_explains_every_field() -> None:
     page = (Path(module.__file__).parents[2] / "docs/guides/reviewer.md").read_text()
-    for section in module._SECTIONS:
-        for field in module._FORMS.get(section, [section]):
+    for section in receipt_document.SECTIONS:
+        for field in receipt_document.FORMS.get(section, [section]):
             explained = f"`{section}`" in page or f"`{field}`" in page
             assert explained, f"{section}.{field} is not explained"
