@@ -37,7 +37,7 @@ from benchmarks.common import (
 )
 from botorch_dp._checks import check_delta, check_nonnegative, check_positive
 from botorch_dp.descent import DPGIBO, DescentResult, Design
-from botorch_dp.descent.settings import gradient_noise_std
+from botorch_dp.descent.settings import DescentSettings
 from botorch_dp.models import public_gp
 from botorch_dp.models.gradient import gradient_beliefs
 
@@ -454,7 +454,7 @@ def example_42(seeds: int, steps: int) -> dict[str, Any]:
     optimum = start
     for _ in range(20_000):
         optimum = optimum - gradient(optimum)
-    noise = gradient_noise_std(clip_norm=bound, mu=mu, steps=steps, num_records=n)
+    noise = DescentSettings(torch.zeros(1), mu, steps, bound).noise_std(n)
     paths = {
         "DP-GIBO, mu = 1": torch.stack([gibo(seed, mu) for seed in range(seeds)]),
         "noisy gradient descent, mu = 1": torch.stack(

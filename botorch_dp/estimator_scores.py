@@ -127,8 +127,8 @@ class EstimatorScores:
         self._estimator = estimator
         #: Whether losses jump as parameters change, as those of trees and neighbours do.
         self.has_steps = _has_steps(estimator)
-        self._train_X, self._train_y, _ = _columns_of("train", train)
-        X, y, self.num_records = _columns_of("validation", validation)
+        self._train_X, self._train_y, _ = _checked_records("train", train)
+        X, y, self.num_records = _checked_records("validation", validation)
         self._classes = _public_labels(self._train_y)
         if loss in ("squared", "absolute") and not _is_numeric(self._classes):
             raise TypeError(f"`loss` = {loss!r} needs numbers as labels, but `train` has none.")
@@ -144,7 +144,7 @@ class EstimatorScores:
         _check_different((self._train_X, self._train_y), (X, y))
         #: The estimator's own settings, if it can be fitted with them: not to tune is a candidate.
         self.incumbent: Config | None = None
-        self._check_apart(self._usual(space))
+        self._check_isolation(self._default_fit(space))
 
     def __call__(self, configs: Sequence[Mapping[str, Any]]) -> Tensor:
         """``b`` configurations to ``b x n`` losses."""
@@ -169,21 +169,21 @@ class EstimatorScores:
         share = float((self._classes == self._positive).mean())
         return AUC(labels, labels_are_public=labels_are_public, share=share)
 
-    def _usual(self, space: SearchSpace) -> Any:
+    def _default_fit(self, space: SearchSpace) -> Any:
         """The estimator with its own settings, fitted; where it cannot be, from mid-space."""
         known = self._estimator.get_params()
         own = {name: known[name] for name in space.parameters}
         last = [self.num_records]
         try:
             pack(own)
-            fitted = self._fitted(own)
-            self._of(fitted, self._rows(last), self._y[last])
+            fitted = self._fit(own)
+            self._record_losses(fitted, self._rows(last), self._y[last])
         except Exception:  # on public records
-            return self._fitted(space.middle())
+            return self._fit(space.middle())
         self.incumbent = own
         return fitted
 
-    def _check_apart(self, fitted: Any) -> None:
+    def _check_isolation(self, fitted: Any) -> None:
         """Refuse an estimator whose predictions of public rows move with another row beside them.
 
         Some rows are predicted together, with one of them exchanged, and one by one.
@@ -191,12 +191,12 @@ class EstimatorScores:
         places = np.linspace(0, len(self._classes) - 1, _TOGETHER).astype(int)
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            rows = _like_training(self._train_X, _taken(self._train_X, places))
-            pool, size = _with_odd_ones(rows), _TOGETHER + 1
+            rows = _like_training(self._train_X, _select_rows(self._train_X, places))
+            pool, size = _with_extreme_rows(rows), _TOGETHER + 1
 
             def answers(places: NDArray[np.intp]) -> list[NDArray[Any]] | None:
                 try:
-                    found = _predictions(fitted, _taken(pool, places))
+                    found = _predictions(fitted, _select_rows(pool, places))
                 except Exception:  # it may refuse such rows, or leave them out
                     return None
                 return found if {len(part) for part in found} == {len(places)} else None
@@ -209,18 +209,18 @@ class EstimatorScores:
                     continue
                 for other in (0, middle + 1, middle, size + middle, 2 * size + middle):
                     exchanged = np.where(usual == middle, other, together)
-                    if _moved(before, answers(exchanged))[usual != middle].any():
+                    if _changed(before, answers(exchanged))[usual != middle].any():
                         raise PrivacyError(_MIXES.format(name=type(self._estimator).__name__))
             alone = []
             if (before := answers(usual)) is not None:
                 for place in range(0, size, 4):
                     one = [part[[place]] for part in before]
-                    alone.append(_moved(one, answers(usual[[place]])).any())
+                    alone.append(_changed(one, answers(usual[[place]])).any())
         # Rounding depends on the shape, and may turn a tie around.
         if 2 * sum(alone) > len(alone):
             raise PrivacyError(_MIXES.format(name=type(self._estimator).__name__))
 
-    def _fitted(self, config: Mapping[str, Any]) -> Any:
+    def _fit(self, config: Mapping[str, Any]) -> Any:
         with needs_extra("sklearn", "`per_record_scores`"):
             from sklearn.base import clone
 
@@ -230,46 +230,46 @@ class EstimatorScores:
 
     def _losses(self, config: Mapping[str, Any]) -> Tensor:
         n = self.num_records
-        fitted = self._fitted(config)
+        fitted = self._fit(config)
         # What is wrong with the estimator or the loss shows on a public record, with its cause.
-        self._of(fitted, self._rows([n]), self._y[[n]])
+        self._record_losses(fitted, self._rows([n]), self._y[[n]])
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # a warning may tell about a single record
             failing = np.zeros(n, dtype=bool)
-            losses = self._attempt(fitted, failing)
+            losses = self._losses_with_substitutes(fitted, failing)
             if losses is None:
                 # Which records fail is a matter of each alone, and all others are predicted in the
                 # same shape as ever: in another one their rounding would be another.
                 failing[self._failing(fitted, np.arange(n))] = True
-                losses = self._attempt(fitted, failing)
+                losses = self._losses_with_substitutes(fitted, failing)
         if losses is None:
             losses = np.full(n, np.nan)
         return torch.from_numpy(np.where(failing, np.nan, losses))
 
     def _rows(self, places: Any) -> Any:
-        return _taken(self._X, places)
+        return _select_rows(self._X, places)
 
-    def _attempt(self, fitted: Any, failing: NDArray[np.bool_]) -> Numbers | None:
+    def _losses_with_substitutes(self, fitted: Any, failing: NDArray[np.bool_]) -> Numbers | None:
         """All records' losses with the public record in some places; None if that raises."""
         places = np.where(failing, self.num_records, np.arange(self.num_records))
-        return self._tried(fitted, self._rows(places), self._y[places])
+        return self._losses_or_none(fitted, self._rows(places), self._y[places])
 
     def _failing(self, fitted: Any, places: NDArray[np.intp]) -> list[int]:
         """The records that raise by themselves, by bisection."""
-        if self._tried(fitted, self._rows(places), self._y[places]) is not None:
+        if self._losses_or_none(fitted, self._rows(places), self._y[places]) is not None:
             return []
         if len(places) == 1:
             return places.tolist()
         half = len(places) // 2
         return self._failing(fitted, places[:half]) + self._failing(fitted, places[half:])
 
-    def _tried(self, fitted: Any, X: Any, y: NDArray[Any]) -> Numbers | None:
+    def _losses_or_none(self, fitted: Any, X: Any, y: NDArray[Any]) -> Numbers | None:
         try:
-            return self._of(fitted, X, y)
+            return self._record_losses(fitted, X, y)
         except Exception:  # a record's doing, which must not show
             return None
 
-    def _of(self, fitted: Any, X: Any, y: NDArray[Any]) -> Numbers:
+    def _record_losses(self, fitted: Any, X: Any, y: NDArray[Any]) -> Numbers:
         """Losses of records, one for each."""
         if self.loss in ("log", "brier"):
             probabilities = np.asarray(fitted.predict_proba(X), dtype=np.float64)
@@ -283,19 +283,19 @@ class EstimatorScores:
             return np.where(known, 0.5 * np.square(probabilities - is_true).sum(-1), np.nan)
         if self.loss == "roc_auc":
             if hasattr(fitted, "decision_function"):
-                return _of_each(fitted.decision_function(X), len(y), "decision_function")
-            return _of_each(fitted.predict_proba(X)[:, 1], len(y), "predict_proba")
+                return _one_per_record(fitted.decision_function(X), len(y), "decision_function")
+            return _one_per_record(fitted.predict_proba(X)[:, 1], len(y), "predict_proba")
         predicted, is_number = fitted.predict(X), _is_numeric(self._classes)
         if not isinstance(predicted, np.ndarray):
             predicted = as_numbers(predicted) if is_number else column(predicted)
         if callable(self.loss):
-            return _of_each(self.loss(y, predicted), len(y), "`loss`")
+            return _one_per_record(self.loss(y, predicted), len(y), "`loss`")
         if self.loss in ("squared", "absolute"):
             with np.errstate(all="ignore"):
-                error = _of_each(predicted, len(y), "`predict`") - as_numbers(y)
+                error = _one_per_record(predicted, len(y), "`predict`") - as_numbers(y)
                 return np.square(error) if self.loss == "squared" else np.abs(error)
         if is_number:
-            predicted = _of_each(predicted, len(y), "`predict`")
+            predicted = _one_per_record(predicted, len(y), "`predict`")
         if predicted.shape != y.shape:
             raise ValueError(f"`predict` returned {predicted.shape} for {len(y)} records.")
         if self.loss == "f1":
@@ -303,14 +303,14 @@ class EstimatorScores:
         return (~equal_labels(y, predicted)).astype(np.float64)
 
 
-def _taken(X: Any, places: Any) -> Any:
+def _select_rows(X: Any, places: Any) -> Any:
     """Rows of a data frame, an array, a sparse table or a list."""
     if hasattr(X, "iloc"):
         return X.iloc[places]
     return [X[place] for place in places] if isinstance(X, list | tuple) else X[places]
 
 
-def _with_odd_ones(rows: Any) -> Any:
+def _with_extreme_rows(rows: Any) -> Any:
     """Rows, as many missing ones and as many huge ones, where their type has such values."""
     if hasattr(rows, "iloc"):
         import pandas as pd
@@ -338,7 +338,7 @@ def _predictions(fitted: Any, X: Any) -> list[NDArray[Any]]:
     return [np.asarray(getattr(fitted, name)(X)) for name in names if hasattr(fitted, name)]
 
 
-def _moved(before: list[NDArray[Any]], after: list[NDArray[Any]] | None) -> NDArray[np.bool_]:
+def _changed(before: list[NDArray[Any]], after: list[NDArray[Any]] | None) -> NDArray[np.bool_]:
     """Which rows are predicted otherwise, by more than rounding; none if nothing was predicted."""
     moved = np.zeros(len(before[0]), dtype=bool)
     for old, new in zip(before, after or (), strict=after is not None):
@@ -414,7 +414,7 @@ def _checked_loss(loss: object, estimator: Any) -> RecordLoss | Callable[[Any, A
     return loss  # type: ignore[return-value]
 
 
-def _columns_of(name: str, data: tuple[Any, Any]) -> tuple[Any, Any, int]:
+def _checked_records(name: str, data: tuple[Any, Any]) -> tuple[Any, Any, int]:
     """Features, labels and their number, which is public."""
     X: Any
     X, y = (part.numpy(force=True) if isinstance(part, Tensor) else part for part in data)
@@ -426,7 +426,7 @@ def _columns_of(name: str, data: tuple[Any, Any]) -> tuple[Any, Any, int]:
     return X, y, sizes[0]
 
 
-def _of_each(values: Any, count: int, name: str) -> Numbers:
+def _one_per_record(values: Any, count: int, name: str) -> Numbers:
     """One number for each record."""
     numbers = as_numbers(np.asarray(values) if hasattr(values, "dtype") else values)
     if numbers.shape == (count, 1):

@@ -56,23 +56,12 @@ from botorch_dp.scores import (
     warning_of_one_column,
 )
 
-__all__ = [
-    "AUC",
-    "F1",
-    "PrivateObjective",
-    "check_per_record",
-    "per_record_scores",
-]
+__all__ = ["AUC", "F1", "PrivateObjective", "check_per_record", "per_record_scores"]
 
 _CHOSEN = (
     "the bounds, mu and the number of records were chosen without the records, and the points "
     "without them or from released values"
 )
-
-
-def gaussian_mu_left(ledger: PrivacyLedger) -> Fraction:
-    """The square of the mu that a ledger could still bear, rounded down."""
-    return Fraction(ledger.mu_left()) ** 2
 
 
 class Evaluations(NamedTuple):
@@ -265,8 +254,7 @@ class PrivateObjective:
             >>> print(objective.plan())
         """
         count = check_integer("evaluations", evaluations)
-        left = gaussian_mu_left(ledger)
-        mu = sqrt_below(left / count)
+        mu = sqrt_below(Fraction(ledger.mu_left()) ** 2 / count)
         if mu == 0:
             raise BudgetExhausted(
                 f"Nothing of {ledger.budget} is left for Gaussian releases, which every evaluation "

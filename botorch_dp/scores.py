@@ -22,11 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_dp._checks import (
-    check_count,
-    check_integer,
-    warn_caller,
-)
+from botorch_dp._checks import check_count, check_integer, warn_caller
 from botorch_dp.errors import PrivacyError
 
 #: Records as a tensor with one of them in each row, or as several such tensors side by side.
@@ -266,11 +262,7 @@ class AUC:
     name = "AUC"
 
     def __init__(
-        self,
-        labels: Labels,
-        *,
-        labels_are_public: bool = False,
-        share: float = 0.5,
+        self, labels: Labels, *, labels_are_public: bool = False, share: float = 0.5
     ) -> None:
         positive, negative = _classes(labels)
         self._positive, self._negative = positive, negative

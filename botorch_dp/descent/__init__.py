@@ -24,11 +24,4 @@ from botorch_dp.descent.dp_gibo import DPGIBO
 from botorch_dp.descent.settings import DescentPlan, DescentResult
 from botorch_dp.descent.start import private_start, public_clip_norm
 
-__all__ = [
-    "DPGIBO",
-    "DescentPlan",
-    "DescentResult",
-    "Design",
-    "private_start",
-    "public_clip_norm",
-]
+__all__ = ["DPGIBO", "DescentPlan", "DescentResult", "Design", "private_start", "public_clip_norm"]

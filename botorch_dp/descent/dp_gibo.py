@@ -20,26 +20,16 @@ from torch import Tensor
 
 from botorch_dp._checks import check_callable, check_count, check_positive
 from botorch_dp._progress import ProgressBar
-from botorch_dp.descent.designs import (
-    Design,
-    DesignName,
-    as_design,
-    observation_noise,
-)
+from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
 from botorch_dp.descent.settings import (
     DescentPlan,
     DescentResult,
     DescentSettings,
     StepRecord,
     check_public_kernel,
-    described_kernel,
+    kernel_settings,
 )
-from botorch_dp.descent.step import (
-    DescentDiagnostics,
-    Observations,
-    PreparedStep,
-    read_losses,
-)
+from botorch_dp.descent.step import DescentDiagnostics, GradientStep, Observations, read_losses
 from botorch_dp.errors import PrivacyError
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
@@ -196,10 +186,10 @@ class DPGIBO:
             num_records=known_num_records(record_losses, None),
         )
         self._diagnostics = DescentDiagnostics()
-        self._described = {
-            **settings.described(),
+        self._stored_settings = {
+            **settings.to_dict(),
             "dtype": str(location.dtype),
-            "kernel": described_kernel(kernel),
+            "kernel": kernel_settings(kernel),
             "optimizer": {
                 "class": self._optimizer.__class__.__name__,
                 **{name: repr(value) for name, value in self._optimizer.defaults.items()},
@@ -264,7 +254,7 @@ class DPGIBO:
         """
         steps = self._settings.steps
         with (
-            self._held(checkpoint) as run,
+            self._opened(checkpoint) as run,
             ProgressBar(
                 total=steps, initial=self.steps_taken, desc="DP-GIBO", disable=not progress
             ) as bar,
@@ -281,7 +271,7 @@ class DPGIBO:
         Returns:
             The new location, with the guarantee of the whole run.
         """
-        with self._held() as run:
+        with self._opened() as run:
             self._step(run)
             return self._released(self._progress.location.clone())
 
@@ -317,7 +307,7 @@ class DPGIBO:
         if done.steps >= settings.steps:
             raise ValueError(f"All {settings.steps} steps are taken: a new run needs its own mu.")
         sampled = (record.radius for record in reversed(done.history) if record.evaluations)
-        prepared = PreparedStep.of(
+        prepared = GradientStep.of(
             done.observations,
             done.location,
             settings.design,
@@ -350,19 +340,16 @@ class DPGIBO:
         seen = gradient.observations
         evaluations, trace = len(prepared.points), float(prepared.belief.trace)
         record = StepRecord(evaluations, len(prepared.factor), prepared.radius, trace)
-        with self._descended(gradient.value) as location:
+        with self._optimizer_step(gradient.value) as location:
             taken = _Progress(
-                seen,
-                (*done.trajectory, location),
-                (*done.history, record),
-                seen.num_records,
+                seen, (*done.trajectory, location), (*done.history, record), seen.num_records
             )
             self._store(run, taken)
             self._progress = taken
         self._diagnostics.add(gradient.mean)
 
     @contextmanager
-    def _descended(self, gradient: Tensor) -> Iterator[Tensor]:
+    def _optimizer_step(self, gradient: Tensor) -> Iterator[Tensor]:
         """Where the optimizer goes; if it or what follows fails, it is back where it was."""
         done, box = self._progress, self._settings.box
         parameter, optimizer = self._parameter, self._optimizer
@@ -387,7 +374,7 @@ class DPGIBO:
     # The run: its identity, and its file if it has one.
 
     @contextmanager
-    def _held(self, checkpoint: str | os.PathLike[str] | None = None) -> Iterator[Run]:
+    def _opened(self, checkpoint: str | os.PathLike[str] | None = None) -> Iterator[Run]:
         """The run, begun if it was not yet; with its file held, and continued where the file is."""
         run = self._run
         if run is not None and checkpoint is not None and os.path.realpath(checkpoint) != run.path:
@@ -402,7 +389,7 @@ class DPGIBO:
         opened = Run(
             checkpoint if run is None else run.path,
             what="DP-GIBO",
-            settings=self._described,
+            settings=self._stored_settings,
             ledger=self._ledger,
             label=self._label,
         )

@@ -11,7 +11,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-import torch
 from botorch.models.model import Model
 from gpytorch.kernels import Kernel
 from torch import Tensor
@@ -27,10 +26,7 @@ from botorch_dp.privacy.rounding import sqrt_below
 _MECHANISM = "Gaussian mechanism on clipped gradients"
 
 #: What rests on the caller wherever the losses of single records are read.
-PER_RECORD = (
-    "a record's losses depend on that record only",
-    "the number of records is public",
-)
+PER_RECORD = ("a record's losses depend on that record only", "the number of records is public")
 _CHOSEN = (
     "the start, the kernel, the box and the other settings were chosen without the records or from "
     "released values"
@@ -135,7 +131,7 @@ class DescentSettings:
         """Standard deviation of the noise on each coordinate of each gradient."""
         return 0.0 if math.isinf(self.mu) else 2 * self.clip_norm / (num_records * self.step_mu)
 
-    def described(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The settings as plain numbers and words, to compare runs."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         design, unit = values.pop("design"), values.pop("unit")
@@ -145,16 +141,6 @@ class DescentSettings:
             name: value.tolist() if isinstance(value, Tensor) else value
             for name, value in values.items()
         }
-
-
-def gradient_noise_std(*, clip_norm: float, mu: float, steps: int, num_records: int) -> float:
-    r"""Standard deviation of the noise on each coordinate of each gradient.
-
-    ``2 B sqrt(T) / (n mu)``: the sensitivity of the mean gradient over the privacy of one step.
-    """
-    return DescentSettings(torch.zeros(1, device="cpu"), mu, steps, clip_norm).noise_std(
-        num_records
-    )
 
 
 def check_box(box: object, dim: int | None = None) -> Tensor:
@@ -193,7 +179,7 @@ def check_public_kernel(kernel: Kernel) -> None:
         )
 
 
-def described_kernel(kernel: Kernel) -> dict[str, Any]:
+def kernel_settings(kernel: Kernel) -> dict[str, Any]:
     """What tells two kernels apart, in plain numbers and words."""
     parameters = {name: value.tolist() for name, value in kernel.state_dict().items()}
     return {"class": str(kernel), **parameters}

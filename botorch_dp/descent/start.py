@@ -19,7 +19,7 @@ from botorch_dp._checks import (
 )
 from botorch_dp.descent.designs import Design, DesignName, as_design, observation_noise
 from botorch_dp.descent.settings import PER_RECORD, check_box
-from botorch_dp.descent.step import Observations, PreparedStep, read_losses
+from botorch_dp.descent.step import GradientStep, Observations, read_losses
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.privacy import (
@@ -172,7 +172,7 @@ def public_clip_norm(
     design = as_design(design)
     box = None if box is None else check_box(box, len(location)).to(location)
     derivatives = kernel_derivatives(kernel, like=location)
-    prepared = PreparedStep.of(
+    prepared = GradientStep.of(
         Observations(KernelFactor.empty(derivatives, len(location))),
         location,
         replace(design, mean="constant"),

@@ -91,7 +91,7 @@ class Observations:
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedStep:
+class GradientStep:
     """One step before any record is asked: where to ask, and what the answers will say. Public.
 
     Args:
@@ -125,7 +125,7 @@ class PreparedStep:
         box: Tensor | None = None,
         previous: float | None = None,
         placed: Callable[[Tensor], Tensor] = lambda points: points,
-    ) -> PreparedStep:
+    ) -> GradientStep:
         """Propose points around a location.
 
         Args:

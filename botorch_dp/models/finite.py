@@ -8,20 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from gpytorch.kernels import (
-    Kernel,
-    MaternKernel,
-    RBFKernel,
-    ScaleKernel,
-)
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from botorch_dp._checks import (
-    check_integer,
-    check_nonnegative,
-    check_positive,
-    check_tensor,
-)
+from botorch_dp._checks import check_integer, check_nonnegative, check_positive, check_tensor
 from botorch_dp.models.public import frozen_kernel, prior_variance
 
 # Least noise the factor is computed with, in units of rounding at the largest prior variance. A

@@ -24,13 +24,7 @@ from functools import singledispatch
 from typing import Any
 
 import torch
-from gpytorch.kernels import (
-    Kernel,
-    MaternKernel,
-    PolynomialKernel,
-    RBFKernel,
-    ScaleKernel,
-)
+from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from typing_extensions import override

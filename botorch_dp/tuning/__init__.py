@@ -4,10 +4,4 @@ from botorch_dp.tuning.private_fit import FitResult, PrivateFit
 from botorch_dp.tuning.private_search import PrivateSearch, SearchResult
 from botorch_dp.tuning.private_selection import PrivateSelection
 
-__all__ = [
-    "FitResult",
-    "PrivateFit",
-    "PrivateSearch",
-    "PrivateSelection",
-    "SearchResult",
-]
+__all__ = ["FitResult", "PrivateFit", "PrivateSearch", "PrivateSelection", "SearchResult"]

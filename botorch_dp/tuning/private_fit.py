@@ -21,11 +21,7 @@ from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyUnit, Release
 from botorch_dp.privacy.receipt_document import Origin
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training import DPTrainer, TrainingSettings, accuracy
-from botorch_dp.training.plan import (
-    FIXED_BEFOREHAND,
-    LARGEST_PUBLISHED_BATCH,
-    TrainingPlan,
-)
+from botorch_dp.training.plan import FIXED_BEFOREHAND, LARGEST_PUBLISHED_BATCH, TrainingPlan
 from botorch_dp.training.records import synthetic_records
 from botorch_dp.tuning.private_selection import (
     PrivateSelection,
@@ -181,7 +177,7 @@ class PrivateFit(PrivateSelection):
             scored_on=test_records,
             num_scored=scored.get(test_records),
             test_budget=test_budget,
-            rehearsal=self._on_made_up,
+            rehearsal=self._rehearsal_on_synthetic_records,
             unsafe_seed=unsafe_seed,
         )
 
@@ -238,7 +234,7 @@ class PrivateFit(PrivateSelection):
             relation=plan.relation,
         )
 
-    def _training(self) -> tuple[str, PrivacyUnit, tuple[str, ...]]:
+    def _training_guarantee(self) -> tuple[str, PrivacyUnit, tuple[str, ...]]:
         trained = self._plan_of(self.typical_config).guarantee
         conditions = tuple(c for c in trained.unit.conditions if c != FIXED_BEFOREHAND)
         unit = replace(trained.unit, conditions=conditions)
@@ -251,14 +247,14 @@ class PrivateFit(PrivateSelection):
     def _test_conditions(self) -> tuple[str, ...]:
         return self.trainer.setup.conditions
 
-    def _kept(self, artifact: Any) -> Any:
+    def _stored(self, artifact: Any) -> Any:
         return artifact  # tensors, which a checkpoint stores as they are
 
-    def _restored(self, kept: Any) -> nn.Module:
+    def _loaded(self, kept: Any) -> nn.Module:
         return self.trainer.setup.untrained(kept)
 
-    def _shown(self, best: dict[str, Any] | None) -> dict[str, Any] | None:
-        shown = super()._shown(best)
+    def _published(self, best: dict[str, Any] | None) -> dict[str, Any] | None:
+        shown = super()._published(best)
         if shown is None:
             return None
         config = {**self.fixed, **shown["config"]}
@@ -281,7 +277,7 @@ class PrivateFit(PrivateSelection):
 
     # On made-up records.
 
-    def _made_up(self, config: Config) -> tuple[ScoredTraining, dict[str, Any]]:
+    def _on_synthetic_records(self, config: Config) -> tuple[ScoredTraining, dict[str, Any]]:
         """The training on a few made-up records, and settings for a pass over them."""
         plan = self._plan_of(config)
         size = min(plan.num_records, 2 * plan.batch_size)
@@ -290,10 +286,10 @@ class PrivateFit(PrivateSelection):
         settings = {**config, "batch_size": min(plan.batch_size, size), "epochs": 1}
         return replace(self._own, trainer=trainer, raises=True), settings
 
-    def _on_made_up(
+    def _rehearsal_on_synthetic_records(
         self, config: Config, noise_multiplier: float, *, seed: int | None = None
     ) -> tuple[dict[str, Tensor], float]:
-        training, settings = self._made_up(config)
+        training, settings = self._on_synthetic_records(config)
         return training(settings, noise_multiplier, seed=seed)
 
 

@@ -354,13 +354,13 @@ class PrivateSelection:
     @cached_property
     def guarantee(self) -> Guarantee:
         """What everything that is published promises a training record."""
-        mechanism, unit, assumptions = self._training()
+        mechanism, unit, assumptions = self._training_guarantee()
         unit = unit.given(_CHOSEN, _FAILURES)
         if self._selects:
             unit = unit.given(_SECRET)
         if self.scored_on == "public":
             unit = unit.given(_PUBLIC_TEST)
-        return self._promise(mechanism, unit, self.budget, assumptions)
+        return self._guarantee(mechanism, unit, self.budget, assumptions)
 
     @cached_property
     def test_guarantee(self) -> Guarantee | None:
@@ -371,7 +371,7 @@ class PrivateSelection:
         unit = PrivacyUnit("one test record").given(_CHOSEN, *self._test_conditions())
         if self._selects:
             unit = unit.given(_SECRET)
-        return self._promise("noisy test scores", unit, self.test_budget, ())
+        return self._guarantee("noisy test scores", unit, self.test_budget, ())
 
     # What happens.
 
@@ -413,11 +413,11 @@ class PrivateSelection:
             def read() -> dict[str, Any] | None:
                 trials = Trials(run, self._number, self._config, unsafe_seed=self.unsafe_seed)
                 return trials.train(
-                    self._train, self.noise_multiplier, self._score_noise, self._kept, executor
+                    self._train, self.noise_multiplier, self._score_noise, self._stored, executor
                 )
 
             # The noise of the trainings is not shown; what is shown is stored first.
-            shown = run.release(self._price, self._shown, read=read, key="model")
+            shown = run.release(self._price, self._published, read=read, key="model")
             charged = None if ledger is None else ledger.snapshot(run.identity)
         return self._result(shown, charged)
 
@@ -428,7 +428,7 @@ class PrivateSelection:
         config, seed = self.typical_config, self.unsafe_seed
         noise = self.noise_multiplier(config)
         outcome = train_and_score(self._rehearsal, config, noise, self._score_noise, seed)
-        self._kept(outcome.artifact)
+        self._stored(outcome.artifact)
 
     def _config(self, seed: np.random.SeedSequence) -> Config:
         """What a trial tries: the only configuration, a given one or any of the space."""
@@ -439,7 +439,7 @@ class PrivateSelection:
             return given[int(np.random.default_rng(seed).integers(len(given)))]
         return given
 
-    def _shown(self, best: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _published(self, best: dict[str, Any] | None) -> dict[str, Any] | None:
         if best is None:
             return None
         config = {**best["config"], _NOISE: self.noise_multiplier(best["config"])}
@@ -465,7 +465,7 @@ class PrivateSelection:
             "note": f"trainings were scored on {self.scored_on} records",
             "ledger": ledger,
         }
-        value = self._restored(kept)
+        value = self._loaded(kept)
         artifact = Release(
             value, guarantee, digest=digest_if_any(value), facts={**facts, "training": training}
         )
@@ -499,7 +499,7 @@ class PrivateSelection:
     def _number(self) -> TrialNumber | None:
         return self.number if self._selects else None
 
-    def _kept(self, artifact: Any) -> Any:
+    def _stored(self, artifact: Any) -> Any:
         """What a checkpoint stores of an artifact."""
         try:
             return np.frombuffer(pickle.dumps(artifact), dtype=np.uint8)
@@ -509,8 +509,8 @@ class PrivateSelection:
                 "something that can, such as weights."
             ) from error
 
-    def _restored(self, kept: Any) -> Any:
-        """The artifact that :meth:`_kept` stored; None if nothing came out."""
+    def _loaded(self, kept: Any) -> Any:
+        """The artifact that :meth:`_stored` stored; None if nothing came out."""
         return None if kept is None else pickle.loads(kept.tobytes())
 
     def _checked(self, config: Mapping[str, Any]) -> Config:
@@ -542,17 +542,17 @@ class PrivateSelection:
             "relation": self.relation.name,
         }
 
-    def _training(self) -> tuple[str, PrivacyUnit, tuple[str, ...]]:
+    def _training_guarantee(self) -> tuple[str, PrivacyUnit, tuple[str, ...]]:
         """What one training is, whom it protects on which conditions, and what it assumes."""
         unit = PrivacyUnit("one training record", self.relation).given(_TRAIN)
         if self.scored_on == "training":
-            unit = unit.given(self._mean())
+            unit = unit.given(self._mean_condition())
         return words_of(self._described(self.typical_config)), unit, ()
 
     def _test_conditions(self) -> tuple[str, ...]:
-        return self._mean(), _SCORES_ONLY
+        return self._mean_condition(), _SCORES_ONLY
 
-    def _mean(self) -> str:
+    def _mean_condition(self) -> str:
         return (
             f"the score that `train` returns is a sum of scores of single records in [0, 1], each "
             f"of which depends on that record and the artifact only, divided by "
@@ -616,12 +616,8 @@ class PrivateSelection:
             unit = unit.given(_COUNT_IS_PUBLIC)
         return replace(training, unit=unit, losses=(loss,))
 
-    def _promise(
-        self,
-        mechanism: str,
-        unit: PrivacyUnit,
-        budget: PrivacyBudget,
-        assumptions: tuple[str, ...],
+    def _guarantee(
+        self, mechanism: str, unit: PrivacyUnit, budget: PrivacyBudget, assumptions: tuple[str, ...]
     ) -> Guarantee:
         what = "private selection of the best of a secret number of trainings"
         name = f"{what if self._selects else 'a single training'} ({mechanism})"

@@ -11,7 +11,7 @@ from gpytorch.kernels import PolynomialKernel, RBFKernel
 
 from benchmarks.dp_gibo_examples import descent_bound
 from botorch_dp.descent import DPGIBO, DescentResult, Design
-from botorch_dp.descent.settings import DescentDiagnostics, StepRecord, gradient_noise_std
+from botorch_dp.descent.settings import DescentDiagnostics, DescentSettings, StepRecord
 from botorch_dp.models.gradient import GradientBelief, KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
 from botorch_dp.privacy import Release, gaussian_guarantee
@@ -115,7 +115,7 @@ def test_holds_for_runs_and_names_the_privacy_noise() -> None:
     assert max(squares) <= bound.distance_within(0.01) ** 2
     # Broken on purpose: without the noise's dimension the bound is below what is seen.
     assert bound.privacy / math.sqrt(3) < found / 1.27
-    expected = gradient_noise_std(clip_norm=6.0, mu=2.0, steps=30, num_records=40)
+    expected = DescentSettings(torch.zeros(1), 2.0, 30, 6.0).noise_std(40)
     assert results[0].location.scale == pytest.approx(expected)
 
 

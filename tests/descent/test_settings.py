@@ -18,8 +18,7 @@ from botorch_dp.descent.settings import (
     DescentDiagnostics,
     DescentSettings,
     StepRecord,
-    described_kernel,
-    gradient_noise_std,
+    kernel_settings,
 )
 from botorch_dp.errors import NotPublicError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, Release, gaussian_mu
@@ -88,7 +87,7 @@ def test_noise_and_guarantee_by_hand() -> None:
     checked = settings()
     # 2 B sqrt(T) / (n mu) = 2 * 3 * 5 / (100 * 0.5)
     assert checked.noise_std(100) == pytest.approx(0.6, rel=1e-15)
-    std = gradient_noise_std(clip_norm=3.0, mu=0.5, steps=25, num_records=100)
+    std = DescentSettings(torch.zeros(1), 0.5, 25, 3.0).noise_std(100)
     assert std == checked.noise_std(100)
     for taken in (None, 1, 4, 25):
         assert checked.guarantee(taken).mu == 0.5
@@ -137,7 +136,7 @@ def test_only_plain_gibo_may_do_without_clipping() -> None:
 
 
 def test_described_in_what_json_can_hold() -> None:
-    described = settings(design=Design(radius=[0.3, 0.1])).described()  # type: ignore[arg-type]
+    described = settings(design=Design(radius=[0.3, 0.1])).to_dict()  # type: ignore[arg-type]
     of_settings, of_design = DescentSettings.__dataclass_fields__, Design.__dataclass_fields__
     assert set(described) == of_settings.keys() | (of_design.keys() - {"name"})
     assert described["initial"] == [0.25] * DIM
@@ -145,13 +144,13 @@ def test_described_in_what_json_can_hold() -> None:
     assert described["radius"] == (0.3, 0.1)
     assert described["design"] == "simplex"
     assert json.loads(json.dumps(described))["mu"] == 0.5
-    assert described == settings(design=Design(radius=(0.3, 0.1))).described()
-    assert described != settings(design=Design(radius=(0.3, 0.2))).described()
+    assert described == settings(design=Design(radius=(0.3, 0.1))).to_dict()
+    assert described != settings(design=Design(radius=(0.3, 0.2))).to_dict()
 
 
 def test_kernels_are_told_apart_by_class_and_hyper_parameters() -> None:
-    assert described_kernel(kernel(0.5)) == described_kernel(kernel(0.5))
-    descriptions = [described_kernel(k) for k in (kernel(0.5), kernel(0.7), MaternKernel(nu=2.5))]
+    assert kernel_settings(kernel(0.5)) == kernel_settings(kernel(0.5))
+    descriptions = [kernel_settings(k) for k in (kernel(0.5), kernel(0.7), MaternKernel(nu=2.5))]
     for index, description in enumerate(descriptions):
         assert description not in descriptions[:index]
 

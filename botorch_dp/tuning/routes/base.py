@@ -35,13 +35,7 @@ from botorch_dp.privacy import (
     pure_dp_epsilon,
 )
 from botorch_dp.privacy.runs import Run
-from botorch_dp.scores import (
-    ScoreDiagnostics,
-    Statistic,
-    checked_scores,
-    clipped_sum,
-    grid_levels,
-)
+from botorch_dp.scores import ScoreDiagnostics, Statistic, checked_scores, clipped_sum, grid_levels
 from botorch_dp.space import Choice, Config, Integer, SearchSpace
 
 RecordScores = Callable[[list[Config]], Any]

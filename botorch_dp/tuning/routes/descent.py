@@ -18,19 +18,13 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from botorch_dp.descent.designs import Design, observation_noise
-from botorch_dp.descent.step import Observations, PreparedStep
+from botorch_dp.descent.step import GradientStep, Observations
 from botorch_dp.models.gradient import KernelFactor
 from botorch_dp.models.kernels import Matern52Derivatives
 from botorch_dp.privacy import pure_dp_epsilon
 from botorch_dp.privacy.rounding import sqrt_below
 from botorch_dp.space import Config
-from botorch_dp.tuning.routes.base import (
-    Part,
-    Releases,
-    SearchPlan,
-    SlopedRoute,
-    split_squares,
-)
+from botorch_dp.tuning.routes.base import Part, Releases, SearchPlan, SlopedRoute, split_squares
 
 #: More steps than this only divide the budget further; evaluations left over widen each stencil.
 _MOST_STEPS = 25
@@ -139,7 +133,7 @@ class DescentRoute(SlopedRoute):
         clip_norm = math.nan
         for step in range(plan.steps):
             number = first + step
-            prepared = PreparedStep.of(
+            prepared = GradientStep.of(
                 observations,
                 location,
                 design,
@@ -176,7 +170,7 @@ class DescentRoute(SlopedRoute):
         releases: Releases,
         share: float,
         observe: Callable[[], Observations],
-        prepared: PreparedStep,
+        prepared: GradientStep,
     ) -> float:
         """A clip norm that few enough gradients exceed, by permute-and-flip.
 
@@ -206,7 +200,7 @@ class DescentRoute(SlopedRoute):
         return CLIP_NORMS[releases.select("clip norm", share, read, 1.0, key=key, seed=seed)]
 
 
-def _observed(prepared: PreparedStep, losses: Callable[[], Tensor]) -> Observations:
+def _observed(prepared: GradientStep, losses: Callable[[], Tensor]) -> Observations:
     found = losses()
     # After a restart there may be losses of points that were left out now.
     complete = len(found) == len(prepared.points)

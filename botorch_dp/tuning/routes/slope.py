@@ -99,11 +99,11 @@ class SlopeRoute(SlopedRoute):
         """The configuration at the end of all slopes."""
         base, location, first = self.start(releases)
         for number in range(plan.slopes):
-            location = self._descended(plan, releases, base, location, number, first)
+            location = self._step(plan, releases, base, location, number, first)
             first += -(-plan.slope_size // CHUNK)
         return self.settings.coordinates.at(base, location.unsqueeze(0))[0]
 
-    def _descended(
+    def _step(
         self,
         plan: SearchPlan,
         releases: Releases,
