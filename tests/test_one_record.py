@@ -61,6 +61,7 @@ from botorch_dp.tuning.private_fit import ScoredTraining
 from botorch_dp.tuning.routes.base import ScoreTable
 from botorch_dp.tuning.routes.slope import clip_norm, clipped_slopes, slope_weights
 from botorch_dp.tuning.trials import ScoreNoise
+from tests.training.helpers import clipped_sum_of
 
 N = 30
 RNG = np.random.default_rng(0)
@@ -491,7 +492,7 @@ def clipped(factory: Callable[[], nn.Module], **options: Any) -> Callable[[list[
             )
         )
         trainer = DPTrainer(lambda: made(factory), cross_entropy_loss, data, like=like, **options)
-        sums = trainer.setup.clipped_sum(made(factory), torch.arange(len(records)), 0.5)
+        sums = clipped_sum_of(trainer, made(factory), torch.arange(len(records)), 0.5)
         return torch.cat([part.flatten() for part in sums]).numpy()
 
     return numbers

@@ -4,7 +4,7 @@ What owns what, in the order in which a training passes through:
 
 * ``trainer``: :class:`DPTrainer`, what a user calls. It charges, trains and publishes.
 * ``plan``: the settings of one training, and what follows from them: noise, steps, price.
-* ``trainer_setup``: what is trained on what (model factory, loss, records, engine, metric). It
+* ``setup``: what is trained on what (model factory, loss, records, engine, metric). It
   keeps no model.
 * ``run``: :class:`~.run.TrainingRun`, the only owner of the parameters. It draws batches, advances,
   pauses at epochs, saves and resumes; models are made from it at the end.

@@ -171,7 +171,7 @@ def check_contributions(
     """
     sizes = _batch_sizes(data)
     records, device = random_records(data, max(sizes) + 1, num_classes), data.train_Y.device
-    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+    for tried in _at_several_weights(model, random_weights):
         limit = _TOLERANCE[trainable(tried)[0].dtype]
         engine = make_engine(tried, records, _SameSeed())
 
@@ -229,7 +229,7 @@ def agree(
     """
     batch = torch.arange(_BATCH, device=data.train_Y.device).unsqueeze(0)
     records = random_records(data, _BATCH, num_classes)
-    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+    for tried in _at_several_weights(model, random_weights):
         same = tried if dropout else _without_dropout(tried)
         try:
             one, other = (
@@ -266,7 +266,7 @@ def check_evaluation(model: nn.Module, data: TrainTest, *, random_weights: bool 
         PrivacyError: If the output of a record in a batch was not its output as a batch of one.
     """
     generator = torch.Generator().manual_seed(3)
-    for tried in _at_several_weights(model) if random_weights else [copy.deepcopy(model)]:
+    for tried in _at_several_weights(model, random_weights):
         called, precise = _in_double(tried.eval(), data)
         for size in _batch_sizes(data):
             made = synthetic_records(data, size, generator).train_X
@@ -324,11 +324,11 @@ def _batch_sizes(data: TrainTest) -> list[int]:
     return sorted({*_BATCH_SIZES, *(size for size in own if 0 < size <= _LARGEST_BATCH)})
 
 
-def _at_several_weights(model: nn.Module) -> Iterator[nn.Module]:
-    """Copies with the model's own weights and with random ones: no layer is zero in all."""
+def _at_several_weights(model: nn.Module, random_weights: bool = True) -> Iterator[nn.Module]:
+    """Copies at the model's own weights, and at random ones so that no layer is zero in all."""
     yield copy.deepcopy(model)
     generator = torch.Generator().manual_seed(2)
-    for _ in range(2):
+    for _ in range(2 if random_weights else 0):
         moved = copy.deepcopy(model)
         for parameter in trainable(moved):
             shape = parameter.shape

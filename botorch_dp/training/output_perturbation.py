@@ -42,11 +42,11 @@ class PerturbedModel(Release[nn.Module]):
 
     Args:
         delta: Where :attr:`epsilon` is quoted.
-        test_accuracy: Share of test records classified correctly. Sensitive.
+        accuracy: Share of test records classified correctly. Sensitive.
     """
 
     delta: float
-    test_accuracy: float
+    accuracy: float
 
     __repr__ = object.__repr__
 
@@ -54,11 +54,6 @@ class PerturbedModel(Release[nn.Module]):
     def model(self) -> nn.Module:
         """The released value."""
         return self.value
-
-    @property
-    def accuracy(self) -> float:
-        """The utility on the test records. Sensitive."""
-        return self.test_accuracy
 
     @property
     def epsilon(self) -> float:
@@ -268,7 +263,7 @@ class OutputPerturbedLogisticRegression:
         outputs = model(self.scaled(self._data.test_X).to(weights.dtype))
         score = accuracy(outputs, self._data.test_Y)
         return PerturbedModel(
-            model, guarantee, digest=digest_of(model), delta=self.delta, test_accuracy=score
+            model, guarantee, digest=digest_of(model), delta=self.delta, accuracy=score
         )
 
 

@@ -8,7 +8,6 @@ and nowhere else in training.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypedDict, get_args
@@ -203,8 +202,8 @@ class TrainingPlan:
             return randomness.choose_each(n, m / n, count)
         return [randomness.choose(n, m) for _ in range(count)]
 
-    def dp_sgd(self, steps: int) -> DPSGD:
-        """What the first steps are, as far as their privacy goes."""
+    def privacy_loss(self, steps: int) -> PrivacyLoss:
+        """What the first steps may reveal."""
         return DPSGD(
             noise_multiplier=self.noise_multiplier,
             batch_size=self.batch_size,
@@ -212,11 +211,7 @@ class TrainingPlan:
             steps=steps,
             sampling=self.sampling,
             relation=self.relation,
-        )
-
-    def privacy_loss(self, steps: int) -> PrivacyLoss:
-        """What the first steps may reveal."""
-        return self.dp_sgd(steps).loss()
+        ).loss()
 
     def guarantee_after(self, steps: int) -> Guarantee:
         """What the first steps of a run promise."""
@@ -299,14 +294,6 @@ class TrainingPlan:
         return {**plain, "relation": self.relation.name}
 
 
-def check_names(settings: Iterable[str]) -> None:
-    """Raise if one of the names is no setting of a training."""
-    known = TrainingSettings.__annotations__
-    for name in settings:
-        if name not in known:
-            raise TypeError(f"A training has no setting {name!r}.{did_you_mean(name, known)}")
-
-
 def make_plan(
     settings: TrainingSettings,
     *,
@@ -334,7 +321,10 @@ def make_plan(
             "accounted for here. Use REPLACE_ONE, or sampling='poisson' with ADD_OR_REMOVE_ONE."
         )
     chosen: dict[str, Any] = dict(settings)
-    check_names(chosen)
+    known = TrainingSettings.__annotations__
+    for name in chosen:
+        if name not in known:
+            raise TypeError(f"A training has no setting {name!r}.{did_you_mean(name, known)}")
     if clipping == "normalized":
         chosen.setdefault("clip_norm", 1.0)
     if "feature_norm" in chosen:

@@ -17,9 +17,7 @@ from botorch_dp.privacy.runs import Fingerprint, fingerprint
 from botorch_dp.training.calls import call, correct_alone, traced_calls
 from botorch_dp.training.engines import ENGINES, engine_class
 from botorch_dp.training.engines.base import (
-    Batches,
     Engine,
-    parameter_views,
     stack_parameters,
     trainable,
 )
@@ -183,16 +181,12 @@ class Setup:
         return self.form.train_Y.device
 
     @property
-    def isolated_by_construction(self) -> bool:
-        """Whether nothing of the caller's is called on records."""
-        return not engine_class(self.engine).calls_model and known_gradient(self.loss) is not None
-
-    @property
     def conditions(self) -> tuple[str, ...]:
         """What rests on the caller, about the model, the loss and the records."""
-        found = () if self.isolated_by_construction else (_NOTHING_KEPT,)
-        condition = engine_class(self.engine).condition
-        found = (*found, condition) if condition else found
+        kind, own = engine_class(self.engine), known_gradient(self.loss) is None
+        # Without either, nothing of the caller's is called on records.
+        found = (_NOTHING_KEPT,) if kind.calls_model or own else ()
+        found = (*found, kind.condition) if kind.condition else found
         return (*found, FORM_IS_PUBLIC) if isinstance(self.records, DatasetRecords) else found
 
     def new_model(self, seed: int) -> nn.Module:
@@ -281,7 +275,6 @@ class Setup:
         coins: Sequence[Randomness],
         *,
         precise: bool = False,
-        clip: bool = True,
         kind: type[Engine] | None = None,
         records: Records | None = None,
     ) -> Engine:
@@ -292,7 +285,6 @@ class Setup:
             parameters: Their trained parameters, ``R x p``.
             coins: Seeds for models that draw random numbers, one source for each replicate.
             precise: Whether to clip and add up in double precision.
-            clip: Whether the clipping norm is finite.
             kind: Another engine than the one that was chosen.
             records: Others than the training records.
         """
@@ -305,7 +297,7 @@ class Setup:
             records,
             self.loss,
             precise=precise,
-            stability=self._stability if clip else 0.0,
+            stability=self._stability,
             forward_seeds=coins if self._draws or isinstance(records, DatasetRecords) else None,
         )
 
@@ -335,28 +327,6 @@ class Setup:
                 f"The model is not handed out, and what was charged stays spent. {error} This "
                 "shows at its final weights only, so that the guarantee does not hold."
             ) from None
-
-    def clipped_sum(self, model: nn.Module, indices: Tensor, clip_norm: float) -> list[Tensor]:
-        """The sum of the clipped gradients of some training records. Sensitive.
-
-        Args:
-            model: A model such as the factory makes; it is left as it is.
-            indices: Places in the training data, ``m``.
-            clip_norm: Largest norm of one record's gradient; infinity clips nothing, whatever
-                ``clipping`` is.
-
-        Returns:
-            One tensor for each trainable parameter, in the order of ``model.parameters()``.
-        """
-        check_positive("clip_norm", clip_norm, allow_inf=True)
-        model = copy.deepcopy(model)
-        check_model(model, self.form)
-        engine = self.make_engine(
-            [model], stack_parameters([model]), [SystemRandomness()], clip=clip_norm < float("inf")
-        )
-        batches = Batches(indices.to(self.device).unsqueeze(0))
-        sums = engine.clipped_sums(batches, float(clip_norm)).sums
-        return [view[0].clone() for view in parameter_views(sums, model)]
 
     def utility(self, model: nn.Module) -> float:
         """The metric on the test records. Sensitive, unless these are public."""

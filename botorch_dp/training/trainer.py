@@ -34,7 +34,6 @@ from botorch_dp.training.plan import (
     Sampling,
     TrainingPlan,
     TrainingSettings,
-    check_names,
     make_plan,
 )
 from botorch_dp.training.records import TrainTest
@@ -488,7 +487,6 @@ class DPTrainer:
         )
 
     def _plan(self, settings: TrainingSettings) -> TrainingPlan:
-        check_names(settings)
         optimizer, own, suggested = self._optimizer_name, True, None
         without_rate = optimizer == "scale_free" and "learning_rate" not in settings
         if without_rate or self.takes_defaults(settings):

@@ -22,11 +22,12 @@ from botorch_dp.training import (
     cross_entropy_loss,
     multilayer_perceptron,
 )
-from botorch_dp.training.engines.base import Batches, Engine, stack_parameters
+from botorch_dp.training.engines.base import Batches, Engine, parameter_views, stack_parameters
 from botorch_dp.training.engines.fused import FusedEngine
 from botorch_dp.training.engines.ghost import GhostEngine
 from botorch_dp.training.engines.opacus import OpacusEngine
 from botorch_dp.training.engines.per_record import PerRecordEngine
+from botorch_dp.training.randomness import SystemRandomness
 from botorch_dp.training.records import Records, TrainingRecords
 
 #: Probability that a correct implementation fails a statistical test.
@@ -105,6 +106,15 @@ def sums(
     places = torch.as_tensor(places)
     places = places if places.dim() == 2 else places.unsqueeze(0)
     return engine.clipped_sums(Batches(places, filled), clip_norm).sums.clone()
+
+
+def clipped_sum_of(
+    trainer: DPTrainer, model: nn.Module, places: Tensor, clip_norm: float
+) -> list[Tensor]:
+    """The sum of the clipped gradients of some training records, one tensor for each parameter."""
+    model = copy.deepcopy(model)
+    engine = trainer.setup.make_engine([model], stack_parameters([model]), [SystemRandomness()])
+    return [view[0] for view in parameter_views(sums(engine, places, clip_norm), model)]
 
 
 def training_records(data: TrainTest, num_classes: int | None) -> TrainingRecords:
@@ -205,7 +215,7 @@ def assert_sums_agree(
     X, Y = data.train_X[INDICES], data.train_Y[INDICES]
     rows = per_example_gradients(model, loss, X, Y)
     for clip_norm in clip_norms:
-        found = flat(trainer.setup.clipped_sum(model, INDICES, clip_norm))
+        found = flat(clipped_sum_of(trainer, model, INDICES, clip_norm))
         expected = clipped_sum(rows, clip_norm)
         stock = opacus_clipped_sum(model, loss, X, Y, clip_norm)
         scale = float(expected.norm())

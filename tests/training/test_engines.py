@@ -33,6 +33,7 @@ from tests.training.helpers import (
     SETTINGS,
     assert_sums_agree,
     clipped_sum,
+    clipped_sum_of,
     flat,
     linear_loss,
     made,
@@ -242,7 +243,7 @@ def test_a_layer_without_gradient(engine: str) -> None:
     assert_sums_agree(model, cross_entropy_loss, make_data(), engine, 0.3)
     data = make_data()
     zero = DPTrainer(lambda: model, lambda o, t: 0 * o.sum(dim=1), data, engine=engine)
-    assert flat(zero.setup.clipped_sum(model, INDICES, 0.3)).abs().max() == 0
+    assert flat(clipped_sum_of(zero, model, INDICES, 0.3)).abs().max() == 0
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -254,13 +255,13 @@ def test_a_poisoned_record_moves_the_sum_by_at_most_the_clip(
     data = make_data(dtype=dtype)
     model = stack(nn.ReLU(), dtype)
     clean = DPTrainer(lambda: model, cross_entropy_loss, data, engine=engine)
-    others = flat(clean.setup.clipped_sum(model, INDICES[1:], 0.3))
+    others = flat(clipped_sum_of(clean, model, INDICES[1:], 0.3))
     poisons = (math.nan, math.inf, -math.inf, 1e300, 1e30)
     for poison, columns in itertools.product(poisons, (slice(0, 1), slice(None))):
         X = data.train_X.clone()
         X[INDICES[0], columns] = torch.tensor(poison, dtype=torch.float64).to(dtype)
         poisoned = clean.on(data._replace(train_X=X))
-        found = flat(poisoned.setup.clipped_sum(model, INDICES, 0.3))
+        found = flat(clipped_sum_of(poisoned, model, INDICES, 0.3))
         assert bool(found.isfinite().all()), poison
         assert float((found - others).norm()) <= 0.3 * (1 + 1e-5), poison
 
@@ -270,22 +271,22 @@ def test_poisoned_targets(engine: str) -> None:
     data = make_data()
     model = stack(nn.ReLU(), torch.float64)
     clean = DPTrainer(lambda: model, cross_entropy_loss, data, engine=engine)
-    others = flat(clean.setup.clipped_sum(model, INDICES[1:], 0.3))
+    others = flat(clipped_sum_of(clean, model, INDICES[1:], 0.3))
     for bad in (3, -1, -100, 10**12):
         Y = data.train_Y.clone()
         Y[INDICES[0]] = bad
         poisoned = clean.on(data._replace(train_Y=Y))
         torch.testing.assert_close(
-            flat(poisoned.setup.clipped_sum(model, INDICES, 0.3)), others, rtol=1e-12, atol=1e-14
+            flat(clipped_sum_of(poisoned, model, INDICES, 0.3)), others, rtol=1e-12, atol=1e-14
         )
     linear = logistic_regression(7, dtype=torch.float64)
     numbers = data._replace(train_Y=data.train_Y.double(), test_Y=data.test_Y.double())
     clean = DPTrainer(lambda: linear, logistic_loss, numbers, engine=engine)
-    one_less = clean.setup.clipped_sum(linear, INDICES[1:], 0.3)
+    one_less = clipped_sum_of(clean, linear, INDICES[1:], 0.3)
     Y = data.train_Y.double()
     Y[INDICES[0]] = math.nan
     poisoned = clean.on(numbers._replace(train_Y=Y))
-    found = poisoned.setup.clipped_sum(linear, INDICES, 0.3)
+    found = clipped_sum_of(poisoned, linear, INDICES, 0.3)
     torch.testing.assert_close(flat(one_less), flat(found), rtol=1e-12, atol=1e-14)
 
 
@@ -305,20 +306,20 @@ def test_a_diverged_model_still_gives_finite_sums(engine: str, loss: Loss) -> No
     for value in (math.inf, math.nan, 1e38):
         with torch.no_grad():
             model[0].weight.fill_(value)
-        assert bool(flat(trainer.setup.clipped_sum(model, INDICES, 0.3)).isfinite().all())
+        assert bool(flat(clipped_sum_of(trainer, model, INDICES, 0.3)).isfinite().all())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_order_repetition_and_emptiness_of_a_batch(engine: str) -> None:
     model = stack(nn.Tanh(), torch.float64)
     trainer = DPTrainer(lambda: model, cross_entropy_loss, make_data(), engine=engine)
-    once = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
-    backwards = flat(trainer.setup.clipped_sum(model, INDICES.flip(0), 0.3))
+    once = flat(clipped_sum_of(trainer, model, INDICES, 0.3))
+    backwards = flat(clipped_sum_of(trainer, model, INDICES.flip(0), 0.3))
     torch.testing.assert_close(once, backwards, rtol=1e-12, atol=1e-14)
-    empty = flat(trainer.setup.clipped_sum(model, INDICES[:0], 0.3))
+    empty = flat(clipped_sum_of(trainer, model, INDICES[:0], 0.3))
     assert empty.shape == once.shape
     assert float(empty.abs().max()) == 0
-    single = flat(trainer.setup.clipped_sum(model, INDICES[:1], 1e-3))
+    single = flat(clipped_sum_of(trainer, model, INDICES[:1], 1e-3))
     assert float(single.norm()) == pytest.approx(1e-3, rel=1e-9)
 
 

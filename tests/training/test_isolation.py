@@ -27,6 +27,7 @@ from tests.training.helpers import (
     INDICES,
     SETTINGS,
     clipped_sum,
+    clipped_sum_of,
     flat,
     make_data,
     per_example_gradients,
@@ -429,7 +430,7 @@ def test_weights_have_the_effect_that_they_should(name: str, engine: str) -> Non
         own = by_hand(output, data.train_Y[place])
         row = flat(torch.autograd.grad(own, list(model.parameters())))
         expected += row * min(1.0, 0.5 / float(row.norm()))
-    found = flat(trainer.setup.clipped_sum(model, INDICES, 0.5))
+    found = flat(clipped_sum_of(trainer, model, INDICES, 0.5))
     torch.testing.assert_close(found.float(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -475,7 +476,7 @@ def test_the_mean_of_a_batch_of_one_is_the_records_loss(loss: Any, engine: str) 
     model = linear()
     assert examine(model, loss, DATA).num_classes == 3
     found, expected = (
-        flat(DPTrainer(linear, each, DATA, engine=engine).setup.clipped_sum(model, INDICES, 0.3))
+        flat(clipped_sum_of(DPTrainer(linear, each, DATA, engine=engine), model, INDICES, 0.3))
         for each in (loss, cross_entropy_loss)
     )
     torch.testing.assert_close(found, expected)
@@ -487,7 +488,7 @@ def test_several_outputs_are_averaged_within_a_record() -> None:
     trainer = DPTrainer(lambda: linear(2), nn.MSELoss(), data, metric=lambda o, t: 0.25)
     model = linear(2)
     rows = per_example_gradients(model, nn.MSELoss(), data.train_X[INDICES], data.train_Y[INDICES])
-    found = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
+    found = flat(clipped_sum_of(trainer, model, INDICES, 0.3))
     torch.testing.assert_close(found, clipped_sum(rows, 0.3))
     assert trainer.fit(**SETTINGS, seed=0).accuracy == 0.25
 

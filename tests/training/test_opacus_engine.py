@@ -20,6 +20,7 @@ from tests.training.helpers import (
     NETWORK,
     SETTINGS,
     Embedded,
+    clipped_sum_of,
     flat,
     opacus_clipped_sum,
     weights,
@@ -39,7 +40,7 @@ def test_it_is_opacus(monkeypatch: pytest.MonkeyPatch) -> None:
     each = trainer()
     model, batch = each.setup.new_model(0).train(), torch.arange(9)
     data = FLOAT_DATA
-    found = flat(each.setup.clipped_sum(model, batch, 0.3))
+    found = flat(clipped_sum_of(each, model, batch, 0.3))
     stock = opacus_clipped_sum(model, cross_entropy_loss, data.train_X[:9], data.train_Y[:9], 0.3)
     torch.testing.assert_close(found, stock, rtol=1e-5, atol=1e-6)
     rules = opacus_engine.GradSampleModule.GRAD_SAMPLERS
@@ -48,7 +49,7 @@ def test_it_is_opacus(monkeypatch: pytest.MonkeyPatch) -> None:
         nn.Linear,
         lambda layer, *_: {p: 0 * p.expand(9, *p.shape) for p in layer.parameters()},
     )
-    assert float(flat(each.setup.clipped_sum(model, batch, 0.3)).norm()) == 0
+    assert float(flat(clipped_sum_of(each, model, batch, 0.3)).norm()) == 0
 
 
 def test_published_with_a_guarantee_that_says_what_was_only_tried() -> None:
@@ -76,13 +77,13 @@ def test_the_same_training_as_by_other_engines(optimizer: str) -> None:
 
 @pytest.mark.parametrize("word", [2, 10**6, -1])
 def test_a_word_that_does_not_exist_counts_as_zero(word: int) -> None:
-    setup = trainer(Embedded, data=WORDS).setup
-    model = setup.new_model(0).train()
-    others = flat(setup.clipped_sum(model, torch.arange(1, 9), 0.3))
+    each = trainer(Embedded, data=WORDS)
+    model = each.setup.new_model(0).train()
+    others = flat(clipped_sum_of(each, model, torch.arange(1, 9), 0.3))
     X = TOKENS.clone()
     X[0, 1] = word
-    poisoned = setup.on(WORDS._replace(train_X=X))
-    torch.testing.assert_close(flat(poisoned.clipped_sum(model, torch.arange(9), 0.3)), others)
+    poisoned = each.on(WORDS._replace(train_X=X))
+    torch.testing.assert_close(flat(clipped_sum_of(poisoned, model, torch.arange(9), 0.3)), others)
 
 
 def test_a_model_whose_final_gradients_are_others_is_not_handed_out(

@@ -18,6 +18,7 @@ from tests.training.helpers import (
     FLOAT_DATA,
     INDICES,
     SETTINGS,
+    clipped_sum_of,
     flat,
     made,
     make_data,
@@ -57,10 +58,10 @@ def test_dropout_follows_the_seeds_of_its_replicate() -> None:
 def test_large_batches_are_processed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = stack(nn.Tanh(), torch.float64)
     trainer = DPTrainer(lambda: model, cross_entropy_loss, make_data(), engine="per_record")
-    whole = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
+    whole = flat(clipped_sum_of(trainer, model, INDICES, 0.3))
     size = sum(p.numel() for p in model.parameters())
     monkeypatch.setattr("botorch_dp.training.engines.per_record.MAX_GRADIENT_NUMBERS", 3 * size)
-    parts = flat(trainer.setup.clipped_sum(model, INDICES, 0.3))
+    parts = flat(clipped_sum_of(trainer, model, INDICES, 0.3))
     torch.testing.assert_close(whole, parts, rtol=1e-12, atol=1e-14)
 
 

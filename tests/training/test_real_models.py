@@ -23,6 +23,7 @@ from tests.training.helpers import (
     FLOAT_DATA,
     SETTINGS,
     clipped_sum,
+    clipped_sum_of,
     flat,
     make_data,
     weights,
@@ -114,7 +115,7 @@ def test_a_record_that_cannot_be_read_counts_as_zero_and_says_nothing() -> None:
     torch.manual_seed(0)
     model = Encoder()
     places = torch.tensor([1, 3, 5, 7])
-    found = flat(trainer.setup.clipped_sum(model, places, 0.3))
+    found = flat(clipped_sum_of(trainer, model, places, 0.3))
     rows = records_gradients(model, data)
     expected = clipped_sum([rows[1], rows[5]], 0.3)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -132,7 +133,7 @@ def test_a_token_that_does_not_exist_says_nothing(lazily: bool, token: int) -> N
     trainer = DPTrainer(Encoder, cross_entropy_loss, given, like=LIKE if lazily else None)
     torch.manual_seed(0)
     model = Encoder()
-    found = flat(trainer.setup.clipped_sum(model, torch.tensor([4, 5, 6]), 0.3))
+    found = flat(clipped_sum_of(trainer, model, torch.tensor([4, 5, 6]), 0.3))
     rows = records_gradients(model, data)
     torch.testing.assert_close(found, clipped_sum([rows[4], rows[6]], 0.3), rtol=1e-4, atol=1e-5)
     assert type(trainer.fit(**SETTINGS, seed=0).model.embedding) is nn.Embedding

@@ -47,6 +47,9 @@ class WrittenEngine(Engine):
     def __init__(self) -> None:
         self.seen: list[tuple[list[list[int]], list[list[bool]] | None, float]] = []
 
+    def _prepare(self, models: Any) -> None:
+        raise NotImplementedError
+
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
         places, filled = batches
         self.seen.append((places.tolist(), None if filled is None else filled.tolist(), clip_norm))

@@ -23,6 +23,7 @@ from tests.training.helpers import (
     FALSE_ALARM,
     KINDS,
     OWN_ENGINES,
+    clipped_sum_of,
     linear_loss,
     made,
     sums,
@@ -68,7 +69,7 @@ def pure_noise(batches: str, engine: str, *, publish: bool, steps: int = 3) -> T
 
 def halve_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The factor-2 trap: as if a replaced record moved the sum by C, an added one by C / 2."""
-    right = TrainingPlan.noise_std.fget
+    right = TrainingPlan.noise_std.func
     monkeypatch.setattr(TrainingPlan, "noise_std", property(lambda plan: right(plan) / 2))
 
 
@@ -139,17 +140,17 @@ class TestSensitivity:
         trainer = DPTrainer(zero_model(4), linear_loss, records(X, [1.0] * 8))
         indices = torch.arange(8)
         model = zero_model(4)()
-        (before,) = trainer.setup.clipped_sum(model, indices, 0.5)
+        (before,) = clipped_sum_of(trainer, model, indices, 0.5)
         changed = X.clone()
         changed[5] = -X[5] if value == -1.0 else value
         other = trainer.on(records(changed, [1.0] * 8))
-        (after,) = other.setup.clipped_sum(model, indices, 0.5)
+        (after,) = clipped_sum_of(other, model, indices, 0.5)
         assert float((after - before).norm()) <= 2 * 0.5 * (1 + 1e-12)
         if value == -1.0:
             # The bound is attained: no smaller sensitivity than 2C would do.
             assert float((after - before).norm()) == pytest.approx(1.0)
         rest = indices[indices != 5]
-        (removed,) = other.setup.clipped_sum(model, rest, 0.5)
+        (removed,) = clipped_sum_of(other, model, rest, 0.5)
         assert float((after - removed).norm()) <= 0.5 * (1 + 1e-12)
 
     @pytest.mark.parametrize("engine", OWN_ENGINES)

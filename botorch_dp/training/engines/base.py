@@ -81,6 +81,11 @@ class Engine(ABC):
         self._precise, self._stability, self._forward_seeds = precise, stability, forward_seeds
         self._type = torch.float64 if precise else parameters.dtype
         self._sums = torch.empty_like(parameters, dtype=self._type)
+        self._prepare(models)
+
+    @abstractmethod
+    def _prepare(self, models: Sequence[nn.Module]) -> None:
+        """Copy what is needed of the models."""
 
     @classmethod
     def why_not(cls, model: nn.Module, X: Inputs, *, one_by_one: bool = False) -> str | None:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,6 @@ from botorch_dp.training.engines.base import (
     trainable,
 )
 from botorch_dp.training.inputs import Inputs
-from botorch_dp.training.networks import Loss
 from botorch_dp.training.plain_layers import has_hooks
 from botorch_dp.training.records import TrainingRecords, lengths
 
@@ -135,17 +133,10 @@ class FusedEngine(Engine):
             return f"inputs of type {X.dtype} are neither float32 nor float64"
         return None
 
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        parameters: Tensor,
-        records: TrainingRecords,
-        loss: Loss,
-        **how: Any,
-    ) -> None:
-        super().__init__(models, parameters, records, loss, **how)
-        self._tensors = records
-        self._gathered = parameters.new_empty(0)
+    def _prepare(self, models: Sequence[nn.Module]) -> None:
+        assert isinstance(self._records, TrainingRecords)
+        self._tensors = self._records
+        self._gathered = self._parameters.new_empty(0)
         self._layers = self._stack_layers(models)
         first = next(i for i, x in enumerate(self._layers) if isinstance(x, _Linear) and x.trains)
         self._frozen, self._active = self._layers[:first], self._layers[first:]

@@ -71,7 +71,7 @@ class OpacusEngine(PerRecordEngine):
                 return f"{name} changes its table or its gradients by what is in a batch"
         return _Uses(model).found(X)
 
-    def _prepared(self, model: nn.Module) -> nn.Module:
+    def _plain(self, model: nn.Module) -> nn.Module:
         return with_hooks(model, loss_reduction="sum")
 
     def _contributions(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +22,8 @@ from botorch_dp.training.calls import SingleCall, vectorized_calls
 from botorch_dp.training.engines.base import Batches, ClippedSums, Engine, parameter_views
 from botorch_dp.training.engines.contributions import Contribution, Gradients, add_clipped
 from botorch_dp.training.inputs import Inputs
-from botorch_dp.training.networks import Loss
 from botorch_dp.training.plain_layers import with_plain_layers
 from botorch_dp.training.randomness import seeded_torch
-from botorch_dp.training.records import Records
 
 #: Batches are processed in parts for which clipping takes at most so many numbers.
 MAX_GRADIENT_NUMBERS = 2**27
@@ -47,22 +44,14 @@ class PerRecordEngine(Engine):
     Replicates are trained one after the other. Arguments as for :class:`.base.Engine`.
     """
 
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        parameters: Tensor,
-        records: Records,
-        loss: Loss,
-        **how: Any,
-    ) -> None:
-        super().__init__(models, parameters, records, loss, **how)
+    def _prepare(self, models: Sequence[nn.Module]) -> None:
         #: The columns of each trained tensor, for all replicates: making views takes time.
         self._trained, self._totals = (
-            parameter_views(matrix, models[0]) for matrix in (parameters, self._sums)
+            parameter_views(matrix, models[0]) for matrix in (self._parameters, self._sums)
         )
         #: Numbers that clipping takes for each record of a batch, beside those of plain training.
         self.record_numbers = sum(numbers_of_gradient(rows[0]) for rows in self._trained)
-        self._model = self._prepared(copy.deepcopy(models[0]))
+        self._model = self._plain(copy.deepcopy(models[0]))
         self._call = SingleCall(self._model)
         self._names = [name for name, p in models[0].named_parameters() if p.requires_grad]
         self._frozen = [
@@ -78,7 +67,7 @@ class PerRecordEngine(Engine):
             grad(self._loss_of_one), in_dims=(None, None, 0, 0), randomness="different"
         )
 
-    def _prepared(self, model: nn.Module) -> nn.Module:
+    def _plain(self, model: nn.Module) -> nn.Module:
         """The model as it is called, changed in place."""
         return with_plain_layers(model)
 
