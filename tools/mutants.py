@@ -140,8 +140,12 @@ MUTANTS = [
             "return 1.0",
         ),
         ("return 0.0, 0.0, pure_dp_mu(epsilon)", "return 0.0, 0.0, epsilon"),
-        ("math.sqrt(self.steps) / z if z > 1e-150", "1.0 / z if z > 1e-150"),
         ('return "replace" if replaced else "add_or_remove"', 'return "add_or_remove"'),
+    ),
+    *_mutants(
+        "privacy/pld/composition.py",
+        f"{BOUNDARIES} privacy/test_losses.py",
+        ("math.sqrt(steps) / z if z > 1e-150", "1.0 / z if z > 1e-150"),
     ),
     *_mutants(
         "privacy/pld/gaussian.py",

@@ -1,4 +1,4 @@
-"""What DP-SGD costs.
+"""Privacy accounting of DP-SGD: epsilon for a noise multiplier, noise for an epsilon.
 
 A batch is the set of records whose clipped gradients are added up in a step. Two ways to draw it:
 
@@ -41,7 +41,12 @@ from botorch_dp._checks import (
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.privacy.losses import FixedBatchSGDLoss, NeighboringRelation, PoissonSGDLoss
-from botorch_dp.privacy.pld.composition import LARGEST_MU, composed_epsilon
+from botorch_dp.privacy.pld.composition import (
+    LARGEST_MU,
+    composed_epsilon,
+    steps_term,
+    terms_epsilon,
+)
 from botorch_dp.privacy.pld.distributions import SampledKind, sampled_gaussian
 from botorch_dp.privacy.pld.fourier import FAST, Sums
 from botorch_dp.privacy.pld.gaussian import gaussian_epsilon, gaussian_mu, safe_root
@@ -52,7 +57,7 @@ _SAMPLINGS = ("poisson", "without_replacement")
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD:
-    """What a training with DP-SGD or DP-Adam is, as far as its privacy goes.
+    """The parameters of a training with DP-SGD or DP-Adam that its privacy depends on.
 
     Args:
         noise_multiplier: Standard deviation of the noise on the summed gradient, over the clipping
@@ -107,14 +112,17 @@ class DPSGD:
         epsilon = check_positive("epsilon", epsilon)
         tolerance = check_positive("tolerance", tolerance)
         warn_large_delta(check_delta("delta", delta), self.num_records)
-        loss = self.with_noise(1.0).loss()
+        relation = checked_relation(self.sampling, self.relation)
+        kind, sensitivity = sampled_kind(self.sampling, relation), relation.sum_sensitivity
+        fraction = self.batch_size / self.num_records
 
         def log_excess(noise_multiplier: float) -> float:
-            spent = composed_epsilon((replace(loss, noise_multiplier=noise_multiplier),), delta)
+            steps = steps_term(kind, noise_multiplier / sensitivity, fraction, self.steps)
+            spent = terms_epsilon((steps,), delta)
             return math.log(min(max(spent, 1e-9 * epsilon) / epsilon, 1e300))
 
         # Without any amplification this is what the Gaussian mechanism needs, but for rounding.
-        high = loss.relation.sum_sensitivity * math.sqrt(self.steps) / gaussian_mu(epsilon, delta)
+        high = sensitivity * math.sqrt(self.steps) / gaussian_mu(epsilon, delta)
         while log_excess(high) > 0:
             high *= 1 + tolerance
         low = high / 2

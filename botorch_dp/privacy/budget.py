@@ -1,4 +1,4 @@
-r"""Budgets: what may be spent in all, what one guarantee costs, and whether the rest allows it.
+r"""Privacy budgets and filters: what may be spent in all, what one guarantee costs, what is left.
 
 Choosing the next release (and its epsilon) after looking at earlier ones is *fully adaptive*
 composition; a budget that stops it in time is a *filter*. There are two of them, fixed before
@@ -33,7 +33,7 @@ from botorch_dp.privacy.losses import Cost, GaussianLoss
 from botorch_dp.privacy.pld.gaussian import gaussian_epsilon, gaussian_mu, pure_dp_epsilon
 from botorch_dp.privacy.pld.renyi import renyi_budget, renyi_epsilon
 from botorch_dp.privacy.rounding import (
-    exactly,
+    all_digits,
     float_above,
     float_below,
     rounded_down,
@@ -50,7 +50,7 @@ ALLOWANCE = Fraction(1, 10**12)
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """How much may be revealed, and in which currency.
+    """The (epsilon, delta) of all releases together, and how they are added up.
 
     Args:
         epsilon: Total epsilon, positive and finite.
@@ -80,12 +80,12 @@ class PrivacyBudget:
 
     def __str__(self) -> str:
         """In the numbers that were given."""
-        return f"epsilon = {exactly(self.epsilon)}, delta = {exactly(self.delta)}"
+        return f"epsilon = {all_digits(self.epsilon)}, delta = {all_digits(self.delta)}"
 
     @property
     def in_words(self) -> str:
         """The same for a sentence."""
-        return f"the budget (ε = {exactly(self.epsilon)}, δ = {exactly(self.delta)})"
+        return f"the budget (ε = {all_digits(self.epsilon)}, δ = {all_digits(self.delta)})"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_positive("epsilon", self.epsilon))
@@ -152,7 +152,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Compartments:
-    """The limits of both compartments, and why they are what they are, in words."""
+    """A budget as two privacy filters: the limits of its summed and of its Gaussian part."""
 
     epsilon: float
     delta: float
@@ -273,7 +273,7 @@ class Compartments:
         if limit == 0:
             why = (
                 f"None of {budget.in_words} is available{for_kind}: {self.origin}. A ledger "
-                f"with PrivacyBudget({exactly(budget.epsilon)}, {exactly(budget.delta)}, "
+                f"with PrivacyBudget({all_digits(budget.epsilon)}, {all_digits(budget.delta)}, "
                 "summed=0.3) allows both."
             )
         elif left[0] == 0 or (asked[1] > 0 and left[1] == 0):
@@ -321,7 +321,7 @@ class Compartments:
         return largest
 
     def how_many(self, totals: Totals, cost: Cost) -> int:
-        """How many more charges of this cost the budget can bear; of a free one, one."""
+        """How many more charges of this cost the budget allows; of a free one, one."""
         limits = Fraction(self.epsilon), Fraction(self.delta), Fraction(self.mu) ** 2
         spent = totals.epsilon, totals.delta, totals.mu_squared
         needs = Fraction(cost[0]), Fraction(cost[1]), Fraction(cost[2]) ** 2

@@ -1,4 +1,4 @@
-"""What was released, as bytes that two machines agree on.
+"""Digests of released values: SHA-256 of a canonical form that is the same on all machines.
 
 The canonical form is JSON in ASCII with sorted names and no spaces:
 

@@ -1,4 +1,4 @@
-"""A durable privacy budget that stays sound when charges depend on what was released before.
+"""The privacy ledger: a durable budget for releases that may be chosen adaptively.
 
 What may be charged is decided by the two filters of :mod:`.budget`. The file is an append-only list
 of charges and released values. Beyond what holds for every :class:`~botorch_dp._files.StateFile`:
@@ -47,7 +47,7 @@ _OF_A_RUN = re.compile("^[0-9a-f]{32}/")
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One line of a ledger; ``epsilon``, ``delta`` and ``mu`` are what the charge cost.
+    """One charge in a ledger; ``epsilon``, ``delta`` and ``mu`` are what the charge cost.
 
     With ``PrivacyBudget(renyi=True)``, ``mu`` is that of the Gaussian mechanism which has the same
     Rényi divergence.

@@ -20,7 +20,7 @@ from botorch_dp._checks import (
     check_positive,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy.pld.composition import Component, LossTerm
+from botorch_dp.privacy.pld.composition import Component, LossTerm, steps_term
 from botorch_dp.privacy.pld.distributions import SampledKind
 from botorch_dp.privacy.pld.gaussian import pure_dp_mu
 from botorch_dp.privacy.pld.renyi import (
@@ -244,7 +244,7 @@ class SelectionLoss(ApproximateLoss):
 
 
 class SampledSGDLoss(PrivacyLoss):
-    """DP-SGD whose batches are drawn at random: what its two ways of drawing them have in common.
+    """DP-SGD on random batches: what Poisson sampling and batches of fixed size have in common.
 
     ``noise_multiplier`` is the noise's standard deviation over the clipping norm, whatever the
     relation, as in Opacus.
@@ -271,10 +271,8 @@ class SampledSGDLoss(PrivacyLoss):
 
     def term(self) -> LossTerm:
         """The steps; those on all records are one Gaussian mechanism."""
-        z, fraction = self.noise_over_sensitivity, self.sampling_fraction
-        if fraction == 1:
-            return LossTerm(mu=math.sqrt(self.steps) / z if z > 1e-150 else math.inf)
-        return LossTerm(component=Component(self.sampled_kind, z, fraction), count=self.steps)
+        z = self.noise_over_sensitivity
+        return steps_term(self.sampled_kind, z, self.sampling_fraction, self.steps)
 
     def rdp(self, order: float) -> float:
         """That of the dominating pair."""
@@ -285,7 +283,7 @@ class SampledSGDLoss(PrivacyLoss):
 
 @dataclass(frozen=True)
 class PoissonSGDLoss(SampledSGDLoss):
-    """DP-SGD on Poisson-sampled batches: every record joins a batch by a coin of its own."""
+    """DP-SGD with Poisson sampling: each record is in a batch independently of all others."""
 
     kind = "poisson_sgd"
     noise_multiplier: float

@@ -208,8 +208,9 @@ def gaussian_mechanism(
     guarantee = gaussian_guarantee(
         sensitivity=sensitivity, mu=mu, epsilon=epsilon, delta=delta, unit=unit
     )
-    assert guarantee.mu is not None  # of a single Gaussian loss
-    scale = gaussian_scale(float(sensitivity), guarantee.mu, len(values))
+    (loss,) = guarantee.losses
+    assert isinstance(loss, GaussianLoss)
+    scale = gaussian_scale(float(sensitivity), loss.mu, len(values))
     source = noise_source(unsafe_seed)
     noisy = make_release(
         guarantee,

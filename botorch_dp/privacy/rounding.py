@@ -79,6 +79,6 @@ def _cut(value: float, digits: int, direction: str) -> str:
     return f"{shown.scaleb(-exponent):f}e{exponent:+03d}"
 
 
-def exactly(value: float) -> str:
-    """A number as somebody stated it."""
+def all_digits(value: float) -> str:
+    """A number with as many digits as it takes to read it back exactly."""
     return rounded_up(value, 17)

@@ -1,4 +1,4 @@
-"""One noisy draw for one key, whatever is copied, forked, retried, killed or resumed.
+"""Resumable runs with their checkpoints, and the release store: one noisy draw for one key.
 
 *The release store.* A key names a released *value*. Whoever wants it pays, reads, draws, stores,
 and only then shows; everybody who comes later gets what was stored. One rule makes this sound,
@@ -154,8 +154,9 @@ class ReleaseStore:
             return int(unused[0])
         charge()
         words = json.dumps(about)
-        self._file.execute("INSERT INTO paid (key, about) VALUES (?, ?)", (key, words))
-        return int(self._file.query("SELECT last_insert_rowid()")[0][0])
+        row = self._file.execute("INSERT INTO paid (key, about) VALUES (?, ?)", (key, words))
+        assert row.lastrowid is not None  # of an INSERT
+        return row.lastrowid
 
     def _has_value(self, key: str) -> bool:
         return bool(self._file.query("SELECT 1 FROM released WHERE key = ?", (key,)))
@@ -173,7 +174,7 @@ class ReleaseStore:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Stands for records among the settings of a run.
+    """A digest that stands for records among the settings of a run.
 
     A file stores a keyed hash of it, under a random key of its own, and messages say only that it
     differs: a plain hash would let whoever sees it test guesses about the records.
@@ -183,7 +184,7 @@ class Fingerprint:
 
 
 def fingerprint(*parts: Tensor | Fingerprint) -> Fingerprint:
-    """What tensors' types, shapes and bits are recognized by, in the settings of a :class:`Run`."""
+    """A SHA-256 digest of tensors (types, shapes, bits), for the settings of a :class:`Run`."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, Fingerprint):
@@ -222,7 +223,7 @@ _ABOUT = "the run"
 
 
 class Run:
-    """One run, in a file or in memory. Threads may share it.
+    """A run that a checkpoint file can resume, or one in memory. Threads may share it.
 
     Args:
         path: The checkpoint: a new file begins a run, an existing one continues it. None keeps the

@@ -205,7 +205,7 @@ def _check_derived(document: Mapping[str, Any], guarantee: Guarantee) -> list[Fi
 
 
 def _missing(statement: str, guarantee: Guarantee) -> str | None:
-    """What a statement in other words must have and lacks."""
+    """The first number or condition that a statement in other words lacks."""
     numbers = [f"= {rounded_up(number)}" for number in guarantee.quoted[:1]]
     numbers += [rounded_up(number) for number in guarantee.quoted[1:] if number]
     needed = (*numbers, guarantee.protects, *guarantee.conditions)
@@ -301,7 +301,7 @@ def _compared(result: Recomputed, claim: float, delta: float) -> Finding:
 
 
 def _check_selection(loss: SelectionLoss) -> Finding:
-    """Our own price: the only one that is as small as what is stated."""
+    """Recompute the price of a selection by this package; no other bound is as small."""
     selection = Selection(TrialNumber(loss.mean, loss.shape))
     base: BaseProfile = selection.profile(loss.mu, loss.delta)
     found = selection.epsilon(base, loss.delta)
@@ -314,7 +314,7 @@ def _check_selection(loss: SelectionLoss) -> Finding:
 
 
 def _check_ledger(document: Mapping[str, Any], guarantee: Guarantee) -> list[Finding]:
-    """Whether the budget bears the promise, and the line was charged for it."""
+    """Whether the budget covers the promise, and the line was charged for it."""
     ledger = document["ledger"]
     if ledger is None:
         text = "no ledger is named, so other releases from the same records are not bounded here"
@@ -377,7 +377,7 @@ def _check_dates(document: Mapping[str, Any]) -> list[Finding]:
 
 
 def _words(document: Mapping[str, Any]) -> list[Finding]:
-    """What is the sender's word, and follows from nothing."""
+    """The statements of the sender that nothing in the receipt confirms."""
     promise, settings = document["promise"], document["settings"]
     says = "as the sender words it"
     note = f" ({settings['note']})" if settings["note"] else ""

@@ -89,6 +89,20 @@ class LossTerm:
     count: int = 1
 
 
+def steps_term(kind: SampledKind, z: float, fraction: float, steps: int) -> LossTerm:
+    """Steps of DP-SGD; those on all records are one Gaussian mechanism.
+
+    Args:
+        kind: The sampling and the relation.
+        z: The noise's standard deviation over what one record can move the sum by.
+        fraction: The chance of a record to be in a batch.
+        steps: How many.
+    """
+    if fraction == 1:
+        return LossTerm(mu=math.sqrt(steps) / z if z > 1e-150 else math.inf)
+    return LossTerm(component=Component(kind, z, fraction), count=steps)
+
+
 class Composable(Protocol):
     """A privacy loss, as far as composition is concerned."""
 
@@ -111,8 +125,12 @@ def composed_epsilon(losses: Iterable[Composable], delta: float = 0.0) -> float:
         An upper bound, exact for few or equal pure losses, for Gaussian losses and for a single
         Laplace loss; infinite if no epsilon is known to hold.
     """
-    delta = check_delta("delta", delta, allow_zero=True)
-    parts = _parts(losses)
+    return terms_epsilon(_terms(losses), check_delta("delta", delta, allow_zero=True))
+
+
+def terms_epsilon(terms: tuple[LossTerm, ...], delta: float) -> float:
+    """:func:`composed_epsilon` of losses in normal form."""
+    parts = _normal_form(terms)
     if delta < parts.lost or parts.lost >= 1:
         return math.inf
     return parts.epsilon_at((delta - parts.lost) / (1 - parts.lost))
@@ -133,12 +151,12 @@ def composed_delta(losses: Iterable[Composable], epsilon: float) -> float:
 
 def composed_deltas(losses: Iterable[Composable], epsilons: Sequence[float]) -> list[float]:
     """:func:`composed_delta` at several epsilons."""
-    parts = _parts(losses)
+    parts = _normal_form(_terms(losses))
     rest = (parts.delta_at(check_nonnegative("epsilon", epsilon)) for epsilon in epsilons)
     return [min(1.0, parts.lost + (1 - parts.lost) * delta) for delta in rest]
 
 
-def _parts(losses: Iterable[Composable]) -> _Parts:
+def _terms(losses: Iterable[Composable]) -> tuple[LossTerm, ...]:
     together = tuple(losses)
     for loss in together:
         if not hasattr(loss, "term"):
@@ -150,7 +168,7 @@ def _parts(losses: Iterable[Composable]) -> _Parts:
             f"Losses proven under {names} have no common epsilon. Account for all parts under one "
             "neighbouring relation."
         )
-    return _normal_form(tuple(loss.term() for loss in together))
+    return tuple(loss.term() for loss in together)
 
 
 Counts = tuple[tuple[Component, int], ...]
@@ -191,7 +209,7 @@ class _Parts:
         if self.counts:
             bounds.append(_summed_epsilon(self, delta))
             pure, rest = self._apart()
-            if pure.sum > 0 and rest != _Parts():
+            if pure.counts and rest != _Parts():
                 bounds.append(pure.sum + rest.epsilon_at(delta))
         return min(bounds)
 
@@ -208,7 +226,7 @@ class _Parts:
         if self.counts:
             bounds.append(_summed_delta(self, epsilon))
             pure, rest = self._apart()
-            if 0 < pure.sum <= epsilon and rest != _Parts():
+            if pure.counts and pure.sum <= epsilon and rest != _Parts():
                 bounds.append(rest.delta_at(epsilon - pure.sum))
         return min(bounds)
 

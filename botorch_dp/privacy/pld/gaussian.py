@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_ndtr, ndtr, ndtri, ndtri_exp
 
-from botorch_dp._checks import check_delta, check_nonnegative, check_real
+from botorch_dp._checks import check_delta, check_nonnegative
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)
@@ -198,8 +198,7 @@ def pure_dp_epsilon(mu: float) -> float:
 
 
 def _check_mu(mu: float, name: str = "mu") -> float:
-    number = check_real(name, mu)
-    return number if number == math.inf else check_nonnegative(name, number)
+    return math.inf if mu == math.inf else check_nonnegative(name, mu)
 
 
 def _mills_ratio(x: float) -> float:
