@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -145,7 +146,6 @@ class PrivateFit(PrivateSelection):
         self.trainer, self.space = _trainer_and_space(trainer_or_problem, space)
         setup = self.trainer.setup
         self.fixed = _checked_fixed(fixed)
-        self._plans: dict[str, TrainingPlan] = {}
         checked_budget("budget", budget)
         # A delta that is warned of would be so once for each of a secret number of trainings.
         self._delta = min(budget.delta, 0.5 / len(setup.records))
@@ -177,7 +177,7 @@ class PrivateFit(PrivateSelection):
             scored_on=test_records,
             num_scored=scored.get(test_records),
             test_budget=test_budget,
-            rehearsal=self._rehearsal_on_synthetic_records,
+            rehearsal=self._rehearse_training,
             unsafe_seed=unsafe_seed,
         )
 
@@ -211,12 +211,13 @@ class PrivateFit(PrivateSelection):
     # What a selection asks for.
 
     def _plan_of(self, config: Mapping[str, Any]) -> TrainingPlan:
-        """A training of a configuration, but for its noise; made once."""
-        name = repr(sorted(config.items()))
-        if name not in self._plans:
-            settings: Any = {**self.fixed, **config, "noise_multiplier": 1.0}
-            self._plans[name] = self.trainer.plan(**settings, delta=self._delta)
-        return self._plans[name]
+        """A training of a configuration, but for its noise."""
+        settings: Any = {**self.fixed, **config, "noise_multiplier": 1.0}
+        return self.trainer.plan(**settings, delta=self._delta)
+
+    @cached_property
+    def _typical_plan(self) -> TrainingPlan:
+        return self._plan_of(self.typical_config)
 
     def _parameters(self, config: Mapping[str, Any]) -> dict[str, Any]:
         tuned = () if self.space is None else self.space.parameters
@@ -235,14 +236,14 @@ class PrivateFit(PrivateSelection):
         )
 
     def _training_guarantee(self) -> tuple[str, PrivacyUnit, tuple[str, ...]]:
-        trained = self._plan_of(self.typical_config).guarantee
+        trained = self._typical_plan.guarantee
         conditions = tuple(c for c in trained.unit.conditions if c != FIXED_BEFOREHAND)
         unit = replace(trained.unit, conditions=conditions)
         return trained.mechanism, unit, trained.assumptions
 
     @property
     def _origin(self) -> Origin:
-        return super()._origin if self._selects else self._plan_of({}).origin
+        return super()._origin if self._selects else self._typical_plan.origin
 
     def _test_conditions(self) -> tuple[str, ...]:
         return self.trainer.setup.conditions
@@ -259,8 +260,7 @@ class PrivateFit(PrivateSelection):
             return None
         config = {**self.fixed, **shown["config"]}
         if not self._selects:
-            plan = self._plan_of({})
-            config |= {name: getattr(plan, name) for name in _CHOSEN}
+            config |= {name: getattr(self._typical_plan, name) for name in _CHOSEN}
         return {**shown, "config": config}
 
     def _reason(self) -> str:
@@ -272,24 +272,19 @@ class PrivateFit(PrivateSelection):
         setup, data = self.trainer.setup, None
         if with_data:
             data = setup.fingerprint(tests=True)
-        trainer = self._plan_of(self.typical_config).to_dict()
+        trainer = self._typical_plan.to_dict()
         return {**super()._settings(with_data), "trainer": trainer, "data": data}
 
-    # On made-up records.
-
-    def _on_synthetic_records(self, config: Config) -> tuple[ScoredTraining, dict[str, Any]]:
-        """The training on a few made-up records, and settings for a pass over them."""
+    def _rehearse_training(
+        self, config: Config, noise_multiplier: float, *, seed: int | None = None
+    ) -> tuple[dict[str, Tensor], float]:
+        """A pass over a few made-up records, which raises what a training would raise."""
         plan = self._plan_of(config)
         size = min(plan.num_records, 2 * plan.batch_size)
         generator = torch.Generator().manual_seed(0)
         trainer = self.trainer.on(synthetic_records(self.trainer.setup.form, size, generator))
         settings = {**config, "batch_size": min(plan.batch_size, size), "epochs": 1}
-        return replace(self._own, trainer=trainer, raises=True), settings
-
-    def _rehearsal_on_synthetic_records(
-        self, config: Config, noise_multiplier: float, *, seed: int | None = None
-    ) -> tuple[dict[str, Tensor], float]:
-        training, settings = self._on_synthetic_records(config)
+        training = replace(self._own, trainer=trainer, raises=True)
         return training(settings, noise_multiplier, seed=seed)
 
 

@@ -302,8 +302,7 @@ class PrivateSelection:
             unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.unsafe_seed = unsafe_seed
         typical = self._mechanism(copy.deepcopy(self.typical_config))
-        self.relation = check_mechanism(typical, relation)[1]
-        self._mechanisms: dict[str, Mechanism] = {}
+        self._typical, self.relation = check_mechanism(typical, relation)
         self._level()  # a budget that no noise can meet is refused here
         if isinstance(typical, DPSGD):
             warn_large_delta(self.budget.delta, typical.num_records)
@@ -314,17 +313,15 @@ class PrivateSelection:
 
     def plan(self) -> SelectionPlan:
         """Noise, trainings, price and what else could be done for it; reads no record."""
-        config = self.typical_config
-        described = self._described(config)
+        config, typical = self.typical_config, self._typical
         whole = BaseProfile((self.budget.epsilon,), (self.budget.delta,))
         noise = {
             "this": self.noise_multiplier(config),
-            "tuning ignored": least_noise(described, whole, self.relation),
+            "tuning ignored": least_noise(typical, whole, self.relation),
         }
         if self._selects:
-            noise["all published"] = least_noise(
-                described, whole, self.relation, times=self.number.mean
-            )
+            together = least_noise(typical, whole, self.relation, times=self.number.mean)
+            noise["all published"] = together
         return SelectionPlan(
             reason=self._reason(),
             number=self._number,
@@ -519,12 +516,13 @@ class PrivateSelection:
         return dict(config)
 
     def _described(self, config: Config) -> Mechanism:
-        """What a training of a configuration is; asked for once."""
-        name = repr(sorted(config.items()))
-        if name not in self._mechanisms:
-            found = self._mechanism(copy.deepcopy(config))
-            self._mechanisms[name] = check_mechanism(found, self.relation)[0]
-        return self._mechanisms[name]
+        """What a training of a configuration is.
+
+        Nothing is kept of configurations that are tried: how many were is secret.
+        """
+        if config == self.typical_config:
+            return self._typical
+        return check_mechanism(self._mechanism(copy.deepcopy(config)), self.relation)[0]
 
     def _parameters(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
         """Public parameters of one training, if it is described by them."""
@@ -547,7 +545,7 @@ class PrivateSelection:
         unit = PrivacyUnit("one training record", self.relation).given(_TRAIN)
         if self.scored_on == "training":
             unit = unit.given(self._mean_condition())
-        return words_of(self._described(self.typical_config)), unit, ()
+        return words_of(self._typical), unit, ()
 
     def _test_conditions(self) -> tuple[str, ...]:
         return self._mean_condition(), _SCORES_ONLY
@@ -573,7 +571,7 @@ class PrivateSelection:
         space = self.candidates
         return {
             "space": space.to_dict() if isinstance(space, SearchSpace) else space,
-            "mechanism": identity_of(self._described(self.typical_config)),
+            "mechanism": identity_of(self._typical),
             "relation": self.relation.name,
             "budget": [self.budget.epsilon, self.budget.delta],
             "test_budget": [self.test_budget.epsilon, self.test_budget.delta],

@@ -229,13 +229,17 @@ class Route(ABC):
     def __init__(self, settings: SearchSettings, release_score: bool) -> None:
         self.settings, self.release_score = settings, release_score
 
-    def obstacle(self) -> str | None:
-        """Why it cannot be taken, in a sentence; None if it can."""
-        return None
+    def objections(self) -> Iterator[tuple[str, bool]]:
+        """What speaks against it, in sentences, and whether it cannot be taken at all."""
+        yield from ()
 
     def objection(self) -> str | None:
-        """Why another route should be taken, in a sentence; None if nothing speaks against it."""
-        return self.obstacle()
+        """The first of them; None if nothing speaks against it."""
+        return next((words for words, _ in self.objections()), None)
+
+    def obstacle(self) -> str | None:
+        """Why it cannot be taken at all; None if it can."""
+        return next((words for words, final in self.objections() if final), None)
 
     @abstractmethod
     def plan(self, why: str = "") -> SearchPlan:
@@ -311,13 +315,25 @@ class SlopedRoute(Route):
         has_coarse = self.settings.coordinates.has_coarse
         return " after a choice of the categories" if has_coarse else ""
 
-    def obstacle(self) -> str | None:
-        """What has no slope, or too few evaluations for one."""
-        return self._no_slope() or self._too_few()
-
-    def objection(self) -> str | None:
-        """The same, and where a selection is known to be as good."""
-        return self._no_slope() or self._doubt() or self._too_few()
+    def objections(self) -> Iterator[tuple[str, bool]]:
+        """What has no slope, where a selection is known to be as good, or too few evaluations."""
+        settings, dim = self.settings, self.dim
+        if settings.statistic is not None:
+            name = settings.statistic.name
+            yield f"{name} is no mean over records, so that no record has a slope of its own.", True
+        if not dim:
+            yield "there is no number whose slope could be followed.", True
+        if settings.space.has_conditions:
+            yield "a number that is not active everywhere has no slope there.", True
+        if settings.space.constraints:
+            yield "constraints would cut the stencils that slopes are inferred from.", True
+        if settings.has_steps:
+            yield "the losses of such a model jump, and do not slope.", False
+        if dim <= (_FEW if settings.incumbent is None else _FEW_BESIDE_AN_INCUMBENT):
+            yield f"they cover {dim} number{'s' if dim > 1 else ''} densely enough.", False
+        if self.left <= dim:
+            few = f"{settings.evaluations} evaluations are too few for a slope in {dim} numbers"
+            yield f"{few}, which takes {dim + 1} of its own.", True
 
     def start(self, releases: Releases) -> tuple[Config, Tensor, int]:
         """The chosen categories, where slopes begin, and the number of the first scores there."""
@@ -326,37 +342,6 @@ class SlopedRoute(Route):
         if count:
             base = releases.choose(coordinates.categories(count))
         return base, coordinates.positions([base]).squeeze(0), -(-count // CHUNK)
-
-    def _no_slope(self) -> str | None:
-        settings = self.settings
-        if settings.statistic is not None:
-            return (
-                f"{settings.statistic.name} is no mean over records, so that no record has a slope "
-                "of its own."
-            )
-        if not self.dim:
-            return "there is no number whose slope could be followed."
-        if settings.space.has_conditions:
-            return "a number that is not active everywhere has no slope there."
-        if settings.space.constraints:
-            return "constraints would cut the stencils that slopes are inferred from."
-        return None
-
-    def _doubt(self) -> str | None:
-        if self.settings.has_steps:
-            return "the losses of such a model jump, and do not slope."
-        few = _FEW if self.settings.incumbent is None else _FEW_BESIDE_AN_INCUMBENT
-        if self.dim <= few:
-            return f"they cover {self.dim} number{'s' if self.dim > 1 else ''} densely enough."
-        return None
-
-    def _too_few(self) -> str | None:
-        if self.left > self.dim:
-            return None
-        return (
-            f"{self.settings.evaluations} evaluations are too few for a slope in {self.dim} "
-            f"numbers, which takes {self.dim + 1} of its own."
-        )
 
 
 # --- Splitting a budget. ---

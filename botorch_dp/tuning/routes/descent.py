@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -60,24 +60,15 @@ class DescentRoute(SlopedRoute):
     name = "descent"
     is_pure = False
 
-    def obstacle(self) -> str | None:
-        """What stops a slope, or a budget without a delta."""
-        return super().obstacle() or self._no_delta()
-
-    def objection(self) -> str | None:
-        """The same, and noise that is known to hide single gradients."""
-        against = super().objection() or self._no_delta()
+    def objections(self) -> Iterator[tuple[str, bool]]:
+        """The same, a budget without a delta, and noise that is known to hide single gradients."""
+        yield from super().objections()
         n = self.settings.num_records
-        if against is None and n * self.settings.mu / math.sqrt(self.dim) <= _SLOPES_UP_TO:
-            against = (
-                f"with {n:,} records the gradients at single locations would be small beside their "
-                "noise."
-            )
-        return against
-
-    def _no_delta(self) -> str | None:
-        has_delta = self.settings.budget.delta > 0
-        return None if has_delta else "the budget has no delta, which Gaussian noise would need."
+        if self.settings.budget.delta == 0:
+            yield "the budget has no delta, which Gaussian noise would need.", True
+        elif n * self.settings.mu / math.sqrt(self.dim) <= _SLOPES_UP_TO:
+            words = "gradients at single locations would be small beside their noise."
+            yield f"with {n:,} records the {words}", False
 
     def plan(self, why: str = "") -> SearchPlan:
         """Its price and its noise."""
