@@ -26,6 +26,7 @@ from botorch_dp.training.engines import ENGINES
 from botorch_dp.training.engines.base import Batches, ClippedSums, Engine, clip_factors, trainable
 from botorch_dp.tuning.routes import ROUTES
 from botorch_dp.tuning.routes.base import Releases, Route, SearchPlan
+from tests.training.helpers import clipped_sum_of
 
 BUDGET = p.PrivacyBudget(1.0, 1e-6)
 SPACE = SearchSpace(noise=Real(0.5, 5.0, log=True))
@@ -91,8 +92,7 @@ def test_a_relation_reaches_the_ledger_and_the_receipt(relation: Any, tmp_path: 
 class LoopEngine(Engine):
     """One backward pass for each record, in a loop."""
 
-    def __init__(self, models: Any, *given: Any, **how: Any) -> None:
-        super().__init__(models, *given, **how)
+    def _prepare(self, models: Any) -> None:
         self._model = copy.deepcopy(models[0])
 
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
@@ -129,7 +129,7 @@ def test_an_engine_trains_with_clipped_single_gradients(monkeypatch: pytest.Monk
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         row = nn.utils.parameters_to_vector(gradients)
         total += row * min(1.0, 0.5 / float(row.norm()))
-    found = trainers[0].setup.clipped_sum(model, places, 0.5)
+    found = clipped_sum_of(trainers[0], model, places, 0.5)
     torch.testing.assert_close(nn.utils.parameters_to_vector(found), total)
     how: dict[str, Any] = {"noise_multiplier": 2.0, "clip_norm": 1.0, "epochs": 2, "seed": 3}
     fitted = (t.fit(batch_size=10, learning_rate=0.5, delta=1e-3, **how) for t in trainers)
