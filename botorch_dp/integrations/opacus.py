@@ -1,4 +1,4 @@
-"""An Opacus script as it is, priced, charged and published. Importing this module imports Opacus.
+"""Opacus's training loop with our accounting, batches and noise. Importing this imports Opacus.
 
 :class:`PrivacyEngine` takes the place of Opacus's own. The user's loop stays: it computes the loss
 of each batch and calls ``backward()``, and Opacus finds the gradients of single records. What comes
@@ -92,7 +92,7 @@ _FIXED: dict[str, tuple[object, str]] = {
 
 
 class PrivacyEngine(opacus.PrivacyEngine):
-    """In place of ``opacus.PrivacyEngine``: the same loop, with a price, a charge and a promise.
+    """In place of ``opacus.PrivacyEngine``: the same loop, accounted, charged and guaranteed.
 
     Without ``unsafe_seed`` the model may be published. Batches and noise then come from the
     operating system, and the complete run is charged when it is made private, before a record is
@@ -215,7 +215,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
         **options: Any,
     ) -> tuple[GradSampleModule, DPOptimizer, DataLoader[Any]]:
-        """As :meth:`make_private`, with the least noise for which the run costs so much.
+        """As :meth:`make_private`, with the least noise for a target epsilon.
 
         Args:
             module: As for :meth:`make_private`.
@@ -429,8 +429,8 @@ def _any_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Trainings:
-    """What ``DPareto`` asks about the trainings of a user's loop. Plain data, for other processes.
+class _LoopOracles:
+    """Privacy and utility of the trainings of a user's loop, by configuration; can be pickled.
 
     Arguments as for :func:`opacus_problem`.
     """
@@ -533,7 +533,7 @@ def opacus_problem(
     both = sorted(set(space.parameters) & settings.keys())
     if both:
         raise ValueError(f"`space` and the settings both name {both}: leave one of them out.")
-    trainings = _Trainings(train, num_records, delta, like, settings)
+    trainings = _LoopOracles(train, num_records, delta, like, settings)
     trainings.plan(space.sample(1, seed=0)[0])  # what is missing or wrong is said here
     unit = PrivacyUnit("one record of the training data")
     return PrivacyUtilityProblem(

@@ -1,4 +1,4 @@
-"""What a loop may do with a private training: batches, gradients and steps, each as it was priced.
+"""The state of a user's Opacus loop: that it takes the steps that were accounted for, no others.
 
 The loader hands out batches and the optimizer takes steps; both ask one :class:`Loop`, which knows
 what was priced. Importing this module imports Opacus.
@@ -32,7 +32,7 @@ from botorch_dp.training.setup import Setup
 
 @dataclass(eq=False)
 class Loop:
-    """What a loop has done: batches drawn and handed out, sums, steps, and where they led.
+    """One training by a user's loop: its batches, clipped sums, steps and parameters.
 
     Args:
         plan: What was priced.
@@ -72,7 +72,7 @@ class Loop:
         )
 
     def draw(self) -> list[int]:
-        """The places of the next batch."""
+        """The indices of the next batch."""
         if os.getpid() != self._process:
             self.__reduce__()
         if self._left or self._counts is not None:
@@ -208,11 +208,11 @@ class Loop:
 
 
 def loader_of(loop: Loop) -> DataLoader[Any]:
-    """Hands out the batches of a loop, of which a pass over the records has a fixed number."""
-    return DataLoader(_Handed(loop), batch_sampler=_Batches(loop), collate_fn=_as_it_is)
+    """A loader of the batches that a loop draws, ``n // batch_size`` in a pass."""
+    return DataLoader(_LoopRecords(loop), batch_sampler=_LoopBatches(loop), collate_fn=_unchanged)
 
 
-class _Batches(Sampler[list[int]]):
+class _LoopBatches(Sampler[list[int]]):
     """The batches of one pass over the records."""
 
     def __init__(self, loop: Loop) -> None:
@@ -226,7 +226,7 @@ class _Batches(Sampler[list[int]]):
             yield self._loop.draw()
 
 
-class _Handed(Dataset[Any]):
+class _LoopRecords(Dataset[Any]):
     """The records, a batch or a part of one at a time."""
 
     def __init__(self, loop: Loop) -> None:
@@ -242,12 +242,12 @@ class _Handed(Dataset[Any]):
         return self._loop.hand_out(list(places))
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
 class LoopOptimizer(DPOptimizer):
-    """Takes the steps that were priced; parts of a batch are added up before one."""
+    """The optimizer of a loop; gradients of the parts of a batch are accumulated before a step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, loop: Loop) -> None:
         plan = loop.plan

@@ -44,7 +44,7 @@ def outputs_of(found: Any) -> Any:
 
 
 class _Traced:
-    """Makes ``torch.compiler.is_compiling`` true in the threads that are in :meth:`here`.
+    """A reentrant patch of ``torch.compiler.is_compiling``, true in the threads that ask for it.
 
     Torch's own function is back in its place as soon as no thread is.
     """

@@ -1,4 +1,4 @@
-"""What is refused: models and losses that mix the records of a batch, or keep something of them.
+"""Which models and losses are refused: those that mix the records of a batch, or store any.
 
 The engines call a model on one record at a time, so that no gradient can depend on two records (but
 for :mod:`.engines.opacus`, which calls it on whole batches, and is held against them).
@@ -47,7 +47,7 @@ _SAME_OUTPUT = 1e-3
 
 @dataclass(frozen=True)
 class Traits:
-    """What was found on synthetic records about a model and its loss."""
+    """Facts about a model and its loss, found on synthetic records."""
 
     num_classes: int | None
     """The number of classes if the targets are classes."""
@@ -309,7 +309,7 @@ def random_records(data: TrainTest, size: int, num_classes: int | None) -> Train
 
 
 class _SameSeed(SeededRandomness):
-    """Coins whose seeds for torch are all the same."""
+    """Randomness whose seeds for torch are all the same."""
 
     def __init__(self) -> None:
         super().__init__(0, torch.device("cpu"))
@@ -319,7 +319,7 @@ class _SameSeed(SeededRandomness):
 
 
 def _batch_sizes(data: TrainTest) -> list[int]:
-    """1, a few, and a record's own sizes: mistaking a dimension for the batch shows there."""
+    """Sizes to try: 1, a few, and the sizes of a record's own dimensions."""
     own = (size for part in parts(data.train_X).values() for size in part.shape[1:])
     return sorted({*_BATCH_SIZES, *(size for size in own if 0 < size <= _LARGEST_BATCH)})
 

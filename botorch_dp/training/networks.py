@@ -1,4 +1,4 @@
-"""The networks and losses of the DPareto experiments [Avent2020], and their utility.
+"""Networks, losses and accuracy as in the DPareto experiments [Avent2020].
 
 All networks are stacks of linear layers, so that the fused engine trains them. Use
 :func:`functools.partial` to make a ``model_factory``. A loss takes outputs (``b x k``) and targets
@@ -252,7 +252,7 @@ class OutputGradient:
 
 
 def steps_back(values: Tensor) -> set[str]:
-    """The names of all steps on autograd's way back from these values."""
+    """The names of all nodes of autograd's graph behind these values."""
     ahead, seen = [values.grad_fn], set()
     while ahead:
         step = ahead.pop()

@@ -1,4 +1,4 @@
-"""A trainer's trainings as a privacy-utility problem: what each costs, and what each is worth."""
+"""A trainer's trainings as a privacy-utility problem: epsilon and utility by configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHARED_BEFOREHAND = (
 
 @dataclass(frozen=True)
 class TrainingOracles:
-    """What ``DPareto`` asks about the trainings of one trainer, by their configuration.
+    """Privacy and utility of the trainings of one trainer, by configuration.
 
     Plain data, so that it travels to worker processes.
 
@@ -117,7 +117,7 @@ def problem_of(
     name: str,
     publisher: Callable[[], DPTrainer] | None = None,
 ) -> PrivacyUtilityProblem:
-    """The problem that these oracles answer.
+    """The problem of these oracles, for ``DPareto``.
 
     Args:
         oracles: See :class:`TrainingOracles`.

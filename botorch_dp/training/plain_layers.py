@@ -33,7 +33,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 class Embedding(nn.Embedding):
-    """Answers a token that does not exist with NaN, where torch would raise an error."""
+    """An embedding whose rows for tokens that do not exist are NaN, not an error."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """As of ``nn.Embedding``."""

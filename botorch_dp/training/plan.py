@@ -1,4 +1,4 @@
-"""What was chosen for a training run, what follows from it, and what that costs.
+"""Plans of trainings: their settings, noise, steps and guarantee.
 
 The *batch* of a step is the set of records whose clipped gradients are added up. How batches are
 drawn, how far one record moves their sum, and which privacy loss that amounts to is decided here
@@ -84,7 +84,7 @@ _COUNT_IS_PUBLIC = (
 
 
 class TrainingSettings(TypedDict, total=False):
-    """What is chosen for a run: keyword arguments of ``plan``, ``fit`` and ``replicates``.
+    """The settings of a training: keyword arguments of ``plan``, ``fit`` and ``replicates``.
 
     Args:
         learning_rate: Step size; with ``optimizer="scale_free"`` the distance that the weights may
@@ -115,7 +115,7 @@ class TrainingSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """The public parameters of a run of DP-SGD or DP-Adam, and what follows from them, once.
+    """The public parameters of a training by DP-SGD or DP-Adam, and what follows from them.
 
     ``print(plan)`` says the price in words.
 
@@ -187,7 +187,7 @@ class TrainingPlan:
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What a complete run promises for its model if it is run with ``publish=True``."""
+        """The guarantee of a complete training with ``publish=True``."""
         return self.guarantee_after(self.steps)
 
     @property
@@ -203,7 +203,7 @@ class TrainingPlan:
         return [randomness.choose(n, m) for _ in range(count)]
 
     def privacy_loss(self, steps: int) -> PrivacyLoss:
-        """What the first steps may reveal."""
+        """The privacy loss of the first steps."""
         return DPSGD(
             noise_multiplier=self.noise_multiplier,
             batch_size=self.batch_size,
@@ -214,7 +214,7 @@ class TrainingPlan:
         ).loss()
 
     def guarantee_after(self, steps: int) -> Guarantee:
-        """What the first steps of a run promise."""
+        """The guarantee of the first steps."""
         name = OPTIMIZERS.get(self.optimizer, f"DP-SGD with steps of {self.optimizer}")
         normalized = ", gradients normalized," if self.clipping == "normalized" else ""
         mechanism = f"{name}{normalized} on {_BATCHES[self.sampling]}"
@@ -288,7 +288,7 @@ class TrainingPlan:
         return {"steps": steps, **{k: plain[k] for k in plain if k not in ("conditions", "delta")}}
 
     def to_dict(self) -> dict[str, Any]:
-        """What a run depends on, JSON-ready."""
+        """The settings, JSON-ready."""
         plain = {**asdict(self), "conditions": list(self.conditions)}
         del plain["notes"], plain["origin"], plain["unpublishable"]
         return {**plain, "relation": self.relation.name}

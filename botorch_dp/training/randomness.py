@@ -1,4 +1,4 @@
-"""Where a run's random numbers come from: a seed (to tune) or the operating system (to publish).
+"""The randomness of a training: from a seed (to tune) or the operating system (to publish).
 
 Both kinds draw from the same distributions, so that the engines and the accounting need not know
 which one is at work. The seeded kind keeps batches, noise and initial weights in separate streams:
@@ -42,7 +42,7 @@ _torch_seed_lock = threading.RLock()
 
 
 class _ThisProcess:
-    """Another object in each process, from the first use on; process numbers are used again."""
+    """Detects forks: ``mark`` is another object in each process, whose ids may be used again."""
 
     _watches = False
     mark = object()
@@ -61,7 +61,7 @@ class _ThisProcess:
 
 @contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
-    """Run a block under ``torch.manual_seed(seed)`` and leave the global generator as it was.
+    """Torch's global generator under a seed, and restored afterwards.
 
     The global generator is shared by all threads; runs in several threads take turns here.
     """
@@ -76,7 +76,7 @@ def seeded_torch(seed: int) -> Iterator[None]:
 
 @contextmanager
 def seeded_everywhere(seed: int) -> Iterator[Callable[[int], None]]:
-    """Torch, NumPy's global generator and Python's under seeds; all are left as they were.
+    """Torch's, NumPy's and Python's global generators under seeds, and restored afterwards.
 
     Args:
         seed: A non-negative integer.
@@ -101,7 +101,7 @@ def seeded_everywhere(seed: int) -> Iterator[Callable[[int], None]]:
 
 
 class Randomness(Protocol):
-    """The coins of one training run."""
+    """The source of randomness of one training."""
 
     def torch_seed(self) -> int:
         """A seed for code that only knows torch's global generator (initial weights, dropout)."""
@@ -123,7 +123,7 @@ class Randomness(Protocol):
 
 
 class SeededRandomness:
-    """Reproducible coins, for tuning and simulation. A model trained with them promises nothing.
+    """Pseudorandom numbers from a seed, for tuning: a model trained with them promises nothing.
 
     Args:
         seed: Any non-negative integer; each bit counts.
@@ -174,7 +174,7 @@ class SeededRandomness:
 
 
 class SystemRandomness:
-    """Coins that only the operating system knows, for a model that is to be published.
+    """Randomness of the operating system, for a model that is to be published.
 
     Batches and noise are made of fresh bytes of the operating system: there is no seed to guess and
     no state to steal. Floating-point noise has a pattern in its low bits that depends on what it

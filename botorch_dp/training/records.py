@@ -1,4 +1,4 @@
-"""Training data: what is refused, and what is made harmless instead.
+"""Training and test records: checks of their form, and masks for records that cannot be used.
 
 What is public (types, shapes, sizes) is checked and refused. What one record says is not: a
 record with a value that is not finite, or with a class that does not exist, keeps its place in the
@@ -90,7 +90,7 @@ class Records(Protocol):
 
 
 class TrainingRecords:
-    """Training data in which every value is finite; nothing is read before it is asked for.
+    """Records in tensors; values are read, and unusable records masked, when first needed.
 
     The operations are the same whatever the data holds.
 
@@ -401,7 +401,7 @@ def _repeats(dataset: Any) -> bool:
 
 
 def _origins(dataset: Any) -> np.ndarray:
-    """Where each record is read from, ``2 x n``: which data set or memory, and its place there."""
+    """The origin of each record, ``2 x n``: its data set or memory, and its index there."""
     if isinstance(dataset, Subset):
         return _origins(dataset.dataset)[:, np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
@@ -474,7 +474,7 @@ def own_generators(dataset: Any) -> list[str]:
 
 
 def why_unpublishable(dataset: Any) -> str:
-    """Why records of a data set must not be trained on for others to see; empty if they may."""
+    """Why no model of these records may be published; empty if it may."""
     names = own_generators(dataset)
     if not names:
         return ""
@@ -486,7 +486,7 @@ def why_unpublishable(dataset: Any) -> str:
 
 
 def _held_by(value: Any) -> dict[str, Any]:
-    """What an object or a function keeps, by name; no code of the object is run for it."""
+    """Attributes of an object, or variables of a function; none of the object's code is run."""
     held = dict(getattr(value, "__dict__", {}))
     if isinstance(value, FunctionType):
         variables = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)

@@ -1,4 +1,4 @@
-"""One run of a training: its parameters, its steps, and what is stored of it.
+"""The training loop: parameters, steps, and checkpoints.
 
 Each step is Algorithm 3 (SGD) or 4 (Adam) of [Avent2020]: draw a batch, add up the clipped
 gradients, add noise to the sum, divide by the batch size ``m``, hand the result to the optimizer:
@@ -46,7 +46,7 @@ _PLACES_AHEAD = 2**18
 
 
 class TrainingRun:
-    """A training, or several replicates of it in step; the only owner of their parameters.
+    """The loop of one training, or of several replicates in step; it owns their parameters.
 
     Engine and rule are made for the matrix of parameters: the engine reads it, the rule changes it.
     Models are made from it when they are asked for.
@@ -88,7 +88,7 @@ class TrainingRun:
             torch.zeros(0, len(coins), 0, device="cpu"),
             torch.zeros(0, len(coins), device="cpu"),
         )
-        self._shown: Tensor | None = None
+        self._final: Tensor | None = None
 
     @property
     def dropped(self) -> int:
@@ -98,7 +98,7 @@ class TrainingRun:
     @property
     def result(self) -> Tensor:
         """The parameters to evaluate and to hand out, ``R x p``."""
-        return self.rule.result() if self._shown is None else self._shown
+        return self.rule.result() if self._final is None else self._final
 
     def models(self) -> list[nn.Module]:
         """The replicates where they are now, as new modules in evaluation mode."""
@@ -182,7 +182,7 @@ class TrainingRun:
         self._stock(torch.from_numpy(places), torch.from_numpy(sizes.copy()))
 
     def _stock(self, places: Tensor, sizes: Tensor) -> None:
-        """Lay in batches: places, ``b x R x m``, of which the first ``sizes`` (``b x R``) count.
+        """Queue batches: indices ``b x R x m``, of which the first ``sizes`` (``b x R``) count.
 
         Each step gets the shape of its longest batch: on average, batches of one replicate are no
         longer than batches of fixed size.
@@ -236,13 +236,13 @@ class TrainingRun:
         )
         self._saved = time.monotonic()
 
-    def shown(self) -> dict[str, Any]:
-        """What a published run shows: how far it came, and the parameters there."""
+    def final_state(self) -> dict[str, Any]:
+        """What a published training consists of: its number of steps and the final parameters."""
         return {"step": self.step, "parameters": self.result}
 
-    def show(self, shown: dict[str, Any]) -> None:
-        """Be what :meth:`shown` told, for good."""
-        self.step, self._shown = shown["step"], shown["parameters"]
+    def restore_final(self, state: dict[str, Any]) -> None:
+        """Take a :meth:`final_state`, for good."""
+        self.step, self._final = state["step"], state["parameters"]
 
 
 def _progress_bar(total: int, step: int, until: int) -> ProgressBar:
@@ -251,7 +251,7 @@ def _progress_bar(total: int, step: int, until: int) -> ProgressBar:
 
 @contextmanager
 def _interrupts_between_steps() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into an event, so that no step is left half done.
+    """Turns the first Ctrl-C into an event, so that no step is left half done.
 
     The second one raises ``KeyboardInterrupt`` at once. Python delivers signals to the main
     thread; in other threads nothing changes.

@@ -157,7 +157,7 @@ class Setup:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else a plan says, in sentences."""
+        """Sentences about the model and the records that a plan prints."""
         found = []
         if not self.num_tests:
             found.append("No accuracy is measured, because there are no test records.")
@@ -182,7 +182,7 @@ class Setup:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What rests on the caller, about the model, the loss and the records."""
+        """Conditions on the model, the loss and the records, for the guarantee."""
         kind, own = engine_class(self.engine), known_gradient(self.loss) is None
         # Without either, nothing of the caller's is called on records.
         found = (_NOTHING_KEPT,) if kind.calls_model or own else ()
@@ -246,7 +246,7 @@ class Setup:
     def suggest(
         self, settings: TrainingSettings, relation: NeighboringRelation
     ) -> SuggestedSettings:
-        """What :func:`~.untuned.suggest_settings` makes of the public numbers."""
+        """The settings of :func:`~.untuned.suggest_settings` for this model and these records."""
         if "target_epsilon" in settings:
             check_positive("target_epsilon", settings["target_epsilon"])
         first = next(iter(parts(self.form.train_X).values()))

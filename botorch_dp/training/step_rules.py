@@ -1,4 +1,4 @@
-r"""How parameters move along noisy gradients: optimizers, schedules, and rules without either.
+r"""Optimizers and schedules: how parameters move along noisy gradients.
 
 A rule sees the parameters and the noisy sums of clipped gradients, both of which the guarantee
 allows to release, and nothing else of the records: whatever it does is post-processing. It moves
@@ -50,11 +50,11 @@ class StepRule:
         return self.parameters
 
     def state(self) -> dict[str, Any]:
-        """What the next steps depend on beside the parameters."""
+        """The state of the optimizer, for a checkpoint."""
         return {name: getattr(self, name) for name in self.kept}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from such a state."""
+        """Restore the state of the optimizer."""
         for name, value in state.items():
             if isinstance(value, Tensor):
                 getattr(self, name).copy_(value)

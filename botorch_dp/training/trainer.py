@@ -1,4 +1,4 @@
-"""Training with DP-SGD and DP-Adam: the trainer, and what it returns."""
+"""The trainer by DP-SGD and DP-Adam, and what it returns."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _ONE_STEP: TrainingSettings = {
 
 @dataclass(frozen=True, repr=False)
 class TrainingDiagnostics:
-    """What was seen of the records in training. SENSITIVE: never publish it.
+    """Accuracy and counts of records. SENSITIVE: never publish it.
 
     Args:
         accuracy: The model's utility on the test records; None if the metric raised an error, or
@@ -385,14 +385,14 @@ class DPTrainer:
             if publish:
                 # The noise of the steps is not shown. What is shown is one model, stored first; a
                 # run that is cut off before goes on from its file without a new charge.
-                shown = file.release(
+                final = file.release(
                     plan.guarantee,
-                    lambda _: run.shown(),
+                    lambda _: run.final_state(),
                     read=train,
                     key="model",
                     delta=None if ledger is not None and ledger.budget.renyi else plan.delta,
                 )
-                run.show(shown)
+                run.restore_final(final)
             else:
                 train()
             (trained,) = self._results(run, publish=publish)

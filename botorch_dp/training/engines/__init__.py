@@ -1,4 +1,4 @@
-"""Engines, which add up clipped gradients: each one is a file here and a line in a table."""
+"""Engines, which compute sums of clipped gradients: each is a file here and a line in a table."""
 
 from importlib import import_module
 

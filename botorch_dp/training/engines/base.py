@@ -1,4 +1,4 @@
-"""What every engine does, and what engines share: rows of parameters and factors of clipping.
+"""The interface of engines, and what they share: stacked parameters and clipping factors.
 
 A training has any number of *replicates*: models of one shape with different parameters. All
 trainable parameters of a replicate lie in one row of a matrix, in the order of
@@ -129,7 +129,7 @@ def parameter_views(matrix: Tensor, model: nn.Module) -> list[Tensor]:
 
 
 def clip_factors(norms: Tensor, clip_norm: float, stability: float = 0.0) -> Tensor:
-    """What gradients of these norms are multiplied with, so that none exceeds ``clip_norm``.
+    """Clipping factors of gradients of these norms.
 
     ``min(1, C / norm)``; or, with a positive ``stability`` ``s``, the normalized ``C / (norm + s)``
     of [Bu2023], under which a gradient's norm becomes ``C norm / (norm + s) < C``. 0 where the norm

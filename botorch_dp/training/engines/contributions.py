@@ -1,4 +1,4 @@
-"""What single records add to the gradients of parameters: their norms, and their clipped sums.
+"""Per-record gradients of one parameter: their norms, and their clipped sums.
 
 A record's gradient may be there as it is (:class:`Gradients`), as products whose sum it is
 (:class:`Products`), or as the rows of a table that it uses (:class:`Rows`). All that clipping needs
@@ -24,7 +24,7 @@ _FEW_PLACES = 64
 
 
 class Contribution(ABC):
-    """What each of ``m`` records adds to the gradient of one parameter."""
+    """The gradients of one parameter for each of ``m`` records, in whatever form."""
 
     @abstractmethod
     def norms(self) -> Tensor:
@@ -36,7 +36,7 @@ class Contribution(ABC):
 
 
 class Gradients(Contribution):
-    """Gradients of single records as they are.
+    """Per-record gradients as tensors.
 
     Args:
         gradients: ``m x ...``; made finite once their norms are known.
@@ -71,7 +71,7 @@ class Gradients(Contribution):
 
 
 class Products(Contribution):
-    """Gradients ``sum_t g_t a_tᵀ`` that are not formed.
+    """Per-record gradients ``sum_t g_t a_tᵀ`` of a linear map, as their factors (ghost clipping).
 
     Args:
         inputs: ``a``, ``m x T x d``.
@@ -96,7 +96,7 @@ class Products(Contribution):
 
 
 class Rows(Contribution):
-    """Gradients of a table of which each record uses a few rows.
+    """Per-record gradients of an embedding, of which each record uses a few rows.
 
     What a record adds to a row is made first, so that places that cancel are clipped and added up
     as what is left of them.

@@ -1,4 +1,4 @@
-"""The fused engine: clipping at the price of plain SGD, for stacks of linear layers.
+"""The fused engine: exact clipping in one backward pass, for stacks of linear layers.
 
 For a linear layer with input ``a`` and gradient ``g`` with respect to its output, the gradient of
 one record is the outer product ``g aᵀ``, whose norm is ``‖g‖ ‖a‖`` [Goodfellow2015]. So the norm
@@ -236,7 +236,7 @@ class FusedEngine(Engine):
 
     @cached_property
     def _scales(self) -> Tensor:
-        """What a record's first gradient is multiplied with to give the norm's part, ``n``.
+        """The norm of each record's input to the first layer, with the 1 of the bias, ``n``.
 
         That of an unusable record is NaN, which makes its clipping factor 0, as that of rows that
         fill a block up.

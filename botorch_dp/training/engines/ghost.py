@@ -1,4 +1,4 @@
-"""Clipping without most gradients of single records, for any model.
+"""The ghost engine: clipping without most per-record gradients, for any model.
 
 For a linear map with inputs ``a_t`` and gradients ``g_t`` at its outputs (at the places ``t`` of a
 sequence), a record's gradient is ``sum_t g_t a_tᵀ``. Its norm follows from ``a`` and ``g``:
@@ -54,11 +54,11 @@ _CHANGED = (
 )
 
 
-class _Followed(Tensor):
-    """A parameter that notices the functions of torch it is given to."""
+class _FollowedParameter(Tensor):
+    """A parameter that records which functions of torch it is passed to."""
 
     known_as: str
-    notes: _Notes
+    notes: _Trace
 
     @classmethod
     def __torch_function__(
@@ -73,16 +73,16 @@ class _Followed(Tensor):
             return output if found is None else found.notes.note(func, args, kwargs, output)
 
 
-def _followed(values: Iterable[Any]) -> Iterator[_Followed]:
+def _followed(values: Iterable[Any]) -> Iterator[_FollowedParameter]:
     for value in values:
-        if isinstance(value, _Followed):
+        if isinstance(value, _FollowedParameter):
             yield value
         elif isinstance(value, tuple | list):
             yield from _followed(value)
 
 
 def _name(parameter: Any) -> str | None:
-    return parameter.known_as if isinstance(parameter, _Followed) else None
+    return parameter.known_as if isinstance(parameter, _FollowedParameter) else None
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class _Call:
         return self.outputs.numel() // self.outputs[-1]
 
 
-class _Notes:
-    """What a model does with the parameters that are followed."""
+class _Trace:
+    """A trace of the calls of a model that use followed parameters."""
 
     def __init__(self, probes: Sequence[Tensor] | None = None) -> None:
         self._probes = probes
@@ -118,7 +118,7 @@ class _Notes:
         """The parameters, as tensors that tell what is done with them."""
         followed: dict[str, Tensor] = {}
         for name, value in values.items():
-            followed[name] = parameter = value.detach().as_subclass(_Followed)
+            followed[name] = parameter = value.detach().as_subclass(_FollowedParameter)
             parameter.known_as, parameter.notes = name, self
         return followed
 
@@ -165,7 +165,7 @@ def _leaves(output: Any) -> Sequence[Any]:
 
 def _call(func: Any, given: Mapping[str, Any], output: Tensor) -> _Call | None:
     """The call of a function, if there is a rule for it."""
-    if func not in _ARGUMENTS or isinstance(given["input"], _Followed):
+    if func not in _ARGUMENTS or isinstance(given["input"], _FollowedParameter):
         return None
     weight, padding = given["weight"], given.get("padding_idx")
     if weight.dim() != 2 or given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
@@ -179,7 +179,7 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(mode: str, x: Tensor, weight: Tensor, bias: Tensor | None, *state: Tensor) -> Any:
-        """Only called vectorized."""
+        """Never called: see :meth:`vmap`."""
         raise NotImplementedError
 
     @staticmethod
@@ -236,10 +236,10 @@ class GhostEngine(PerRecordEngine):
         return super()._found(replicate, places)
 
     def _follow(self, place: Tensor) -> None:
-        """Learn which layers the model calls; what a record says cannot change that."""
+        """Trace the model's calls once; no value of a record can change them."""
         X, _, _ = self._records.take(place)
         values, frozen = self._values(0)
-        notes = _Notes()
+        notes = _Trace()
         followed = notes.follow(values)
 
         def call(x: Inputs) -> Tensor:
@@ -316,7 +316,7 @@ class GhostEngine(PerRecordEngine):
         def call(
             copies: dict[str, Tensor], probes: list[Tensor], x: Inputs
         ) -> tuple[Tensor, list[Tensor]]:
-            notes = _Notes(probes)
+            notes = _Trace(probes)
             outputs = self._call(x, {**notes.follow(kept), **copies}, frozen)
             if len(notes.inputs) < len(probes):
                 raise ValueError(_CHANGED)

@@ -1,4 +1,4 @@
-"""Gradients of single records by the hooks of Opacus, in our batches, clipping and noise.
+"""The Opacus engine: per-record gradients by Opacus's hooks, with our batches, clipping, noise.
 
 Opacus calls a model on a whole batch, and finds each record's gradient from what enters and leaves
 the layers, by a rule for each kind of layer. What one record does to the others in the batch
@@ -69,7 +69,7 @@ class OpacusEngine(PerRecordEngine):
                 return f"{name} has a padding_idx, whose row Opacus trains like any other"
             if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
                 return f"{name} changes its table or its gradients by what is in a batch"
-        return _Uses(model).found(X)
+        return _UsesOutsideHooks(model).found(X)
 
     def _plain(self, model: nn.Module) -> nn.Module:
         return with_hooks(model, loss_reduction="sum")
@@ -130,14 +130,14 @@ def _poisoned(rows: Tensor, lost: Tensor) -> Tensor:
     return rows + torch.where(lost, torch.nan, 0.0).to(rows.dtype).view(-1, *[1] * (rows.dim() - 1))
 
 
-class _Uses(TorchFunctionMode):
-    """Watches which layer is at work where a parameter is used."""
+class _UsesOutsideHooks(TorchFunctionMode):
+    """Finds parameters that a model uses outside of the layers whose hooks see them."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._model = model
         self._reason: str | None = None
-        self._at_work: list[nn.Module] = []
+        self._active: list[nn.Module] = []
         self._layers = dict(_layers("", model))
         self._owned = {
             id(layer): {id(p) for p in layer.parameters()} for layer in self._layers.values()
@@ -160,7 +160,7 @@ class _Uses(TorchFunctionMode):
 
     def _enter(self, name: str) -> Any:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._at_work.append(layer)
+            self._active.append(layer)
             if type(layer) is not nn.EmbeddingBag and (kwargs or len(args) > 1):
                 what = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
                 self._reason = (
@@ -171,7 +171,7 @@ class _Uses(TorchFunctionMode):
         return hook
 
     def _leave(self, layer: nn.Module, *_: Any) -> None:
-        self._at_work.pop()
+        self._active.pop()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -180,7 +180,7 @@ class _Uses(TorchFunctionMode):
         output = func(*args, **kwargs)
         outputs = output if isinstance(output, tuple | list) else (output,)
         if any(isinstance(each, Tensor) for each in outputs):
-            owned = {each for layer in self._at_work for each in self._owned[id(layer)]}
+            owned = {each for layer in self._active for each in self._owned[id(layer)]}
             for value in (*args, *kwargs.values()):
                 name = self._trained.get(id(value)) if isinstance(value, nn.Parameter) else None
                 if name is not None and id(value) not in owned:

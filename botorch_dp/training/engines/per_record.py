@@ -1,4 +1,4 @@
-"""One record, one gradient: the engine for any model.
+"""The per-record engine: gradients of single records by ``vmap``, for any model.
 
 Clipping bounds what one record does to the sum of gradients only if a record's gradient depends on
 that record alone. Here that is so by construction: a model is called on one record at a time, as a
@@ -92,7 +92,7 @@ class PerRecordEngine(Engine):
         return add_clipped(found, totals, counts, clip_norm, self._stability)
 
     def _found(self, replicate: int, places: Tensor) -> tuple[Sequence[Contribution], Tensor]:
-        """What each record of a block adds to each parameter, and which records count."""
+        """Per-record gradients of each parameter, and which records count."""
         seed = None
         seeded: AbstractContextManager[None] = nullcontext()
         if self._forward_seeds is not None:
@@ -104,7 +104,7 @@ class PerRecordEngine(Engine):
             return self._contributions(values, frozen, X, Y), usable
 
     def _values(self, replicate: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What is trained of a replicate, and what is not."""
+        """The trained tensors of a replicate, and the frozen ones."""
         named = zip(self._names, self._trained, strict=True)
         values = {name: rows[replicate] for name, rows in named}
         # A model may write to its buffers, as far as that depends on no record: not to ours.
@@ -113,7 +113,7 @@ class PerRecordEngine(Engine):
     def _contributions(
         self, values: dict[str, Tensor], frozen: dict[str, Tensor], X: Inputs, Y: Tensor
     ) -> Sequence[Contribution]:
-        """What each record adds to the gradient of each parameter."""
+        """Per-record gradients of each parameter."""
         found = self._gradients(values, frozen, X, Y)
         return [Gradients(found[name].detach(), self._type) for name in self._names]
 
