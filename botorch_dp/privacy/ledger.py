@@ -22,7 +22,7 @@ import os
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -61,6 +61,16 @@ class LedgerEntry:
     delta: float
     mu: float
     key: str | None
+
+    @property
+    def cost(self) -> Cost:
+        """Epsilon, delta and mu."""
+        return self.epsilon, self.delta, self.mu
+
+    @property
+    def date(self) -> str:
+        """The day of the charge."""
+        return self.charged_at[:10]
 
 
 @dataclass(frozen=True, repr=False)
@@ -388,7 +398,7 @@ class PrivacyLedger:
     def shares(self) -> list[float]:
         """The share of the budget that each charge used; what is missing to 1 is left."""
         compartments = self.compartments()
-        costs = [(entry.epsilon, entry.delta, entry.mu) for entry in self.entries()]
+        costs = [entry.cost for entry in self.entries()]
         return [] if compartments is None else compartments.shares(self._file.totals(), costs)
 
     def __str__(self) -> str:
@@ -403,9 +413,7 @@ class PrivacyLedger:
             before, used = used, _thousandths(so_far)
             shown = "<0.1%" if used == before and share else f"{(used - before) / 10:.1f}%"
             key = _OF_A_RUN.sub("", entry.key or "")
-            table.append(
-                (entry.charged_at[:10], entry.guarantee.mechanism, entry.label, key, shown)
-            )
+            table.append((entry.date, entry.guarantee.mechanism, entry.label, key, shown))
         table.append(("", "left", "", "", f"{(1000 - used) / 10:.1f}%"))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = (
@@ -426,7 +434,7 @@ class PrivacyLedger:
         still = compartments.largest_left(totals)
         if not still:
             return f"All of {whole} is used up, {by}."
-        more = compartments.how_many(totals, (last.epsilon, last.delta, last.mu))
+        more = compartments.how_many(totals, last.cost)
         still += [f"{more} like the last one"] * (more > 0)
         but = "" if more else ", but none like the last one"
         said = f"{_thousandths(used) / 10:.1f}% of {whole} is used, {by}"
@@ -627,7 +635,7 @@ class LedgerFile(StateFile):
             last, count = self._totals.digest, self._totals.count
             for *columns, digest in rows:
                 count += 1
-                if columns[0] != count or row_digest(last, *columns) != digest:
+                if columns[0] != count or row_digest(last, columns) != digest:
                     raise self.damaged(f"charge {count} was altered")
                 last = digest
             # Most charges are alike, and a product of fractions is as exact as their sum.
@@ -658,7 +666,7 @@ class LedgerFile(StateFile):
         row = (totals.count + 1, now(), label, guarantee, *cost, key)
         self.execute(
             f"INSERT INTO charge ({_COLUMNS}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*row, row_digest(totals.digest, *row)),
+            (*row, row_digest(totals.digest, row)),
         )
         return row
 
@@ -674,22 +682,13 @@ class LedgerFile(StateFile):
             raise self.damaged("it states an impossible budget") from error
 
 
-def row_digest(
-    previous: str,
-    number: int,
-    charged_at: str,
-    label: str,
-    guarantee: str,
-    epsilon: float,
-    delta: float,
-    mu: float,
-    key: str | None,
-) -> str:
+def row_digest(previous: str, row: Sequence[Any]) -> str:
     """Hash of a charge and, through ``previous``, of all before it.
 
     It is that of a JSON list, put together by hand for speed.
     """
-    numbers = ", ".join(f'"{float(x).hex()}"' for x in (epsilon, delta, mu))
+    number, charged_at, label, guarantee, *cost, key = row
+    numbers = ", ".join(f'"{float(x).hex()}"' for x in cost)
     words = f"{_quoted(charged_at)}, {_quoted(label)}, {_quoted(guarantee)}, {numbers}"
     words = f'["{previous}", {number}, {words}, {json.dumps(key)}]'
     return hashlib.sha256(words.encode()).hexdigest()

@@ -21,10 +21,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +34,16 @@ from botorch_dp.privacy.digests import digest_of, kind_of
 from botorch_dp.privacy.guarantee import Guarantee, Release
 from botorch_dp.privacy.ledger import LedgerSnapshot, PrivacyLedger
 from botorch_dp.privacy.receipt_document import (
-    FORMS,
     ORIGINS,
-    SCHEMA,
-    VERSION,
     Origin,
-    accounting_section,
     canonical,
     check_document,
-    document_digest,
     guarantee_of,
-    installed_version,
-    ledger_section,
-    mechanism_section,
+    new_document,
     parse,
-    promise_section,
 )
 from botorch_dp.privacy.verification import Verification, verify
 
-_SOFTWARE = ("torch", "numpy", "scipy", "opendp", "opacus", "dp-accounting")
 _LARGEST_FILE = 2**22
 
 
@@ -111,18 +100,18 @@ class Receipt:
             PrivacyError: If nothing is promised, because the noise was simulated or for any other
                 reason.
         """
+        value = scale = made = None
         if isinstance(released, Release):
-            guarantee, scale = released.guarantee, released.scale
-            made = released.digest
-            if made is not None and digest_of(released.value) != made:
-                raise PrivacyError(
-                    f"This {kind_of(released.value)} was changed since it was made, such as by "
-                    "further training or a merge of its layers, and nothing is promised for what "
-                    "it is now. Make the receipt before you change it, or change a copy."
-                )
-            artifact = released.value if artifact is None else artifact
+            guarantee, value = released.guarantee, released.value
+            scale, made = released.scale, released.digest
         else:
-            guarantee, scale = released, None
+            guarantee = released
+        if made is not None and digest_of(value) != made:
+            raise PrivacyError(
+                f"This {kind_of(value)} was changed since it was made, such as by "
+                "further training or a merge of its layers, and nothing is promised for what "
+                "it is now. Make the receipt before you change it, or change a copy."
+            )
         check_choice("settings", settings, tuple(ORIGINS))
         if guarantee.void is not None:
             raise PrivacyError(
@@ -135,31 +124,16 @@ class Receipt:
                 f"No epsilon holds at delta = {delta:g}: quote the guarantee at a larger delta "
                 "with `quoted_at`."
             )
-        document: dict[str, Any] = {
-            "schema": SCHEMA,
-            "version": VERSION,
-            "released": {
-                "kind": "not stated" if artifact is None else kind_of(artifact),
-                "digest": None if artifact is None else digest_of(artifact),
-                "date": datetime.now(UTC).date().isoformat(),
-                "noise_scale": scale,
-            },
-            "promise": promise_section(guarantee),
-            "mechanism": mechanism_section(guarantee),
-            "training": None if training is None else dict(training),
-            "settings": {"origin": settings, "note": note},
-            "ledger": None if ledger is None else ledger_section(ledger, guarantee),
-            "audit": None
-            if audit is None
-            else {name: getattr(audit, name) for name in FORMS["audit"]},
-            "accounting": accounting_section(guarantee),
-            "software": {
-                "python": platform.python_version(),
-                **{name: installed_version(name) for name in ("botorch_dp", *_SOFTWARE)},
-            },
-            "signature": None,
-        }
-        return cls(canonical({**document, "digest": document_digest(document)}))
+        document = new_document(
+            guarantee,
+            artifact=value if artifact is None else artifact,
+            noise_scale=scale,
+            training=training,
+            settings={"origin": settings, "note": note},
+            ledger=ledger,
+            audit=audit,
+        )
+        return cls(canonical(document))
 
     @property
     def document(self) -> dict[str, Any]:

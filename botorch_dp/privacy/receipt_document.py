@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from botorch_dp.errors import PrivacyError
+from botorch_dp.privacy.audit import AuditReport
 from botorch_dp.privacy.budget import Compartments, PrivacyBudget, stated_cost
+from botorch_dp.privacy.digests import digest_of, kind_of
 from botorch_dp.privacy.events import event_of, leaves
 from botorch_dp.privacy.guarantee import Guarantee
 from botorch_dp.privacy.ledger import LedgerSnapshot, PrivacyLedger
@@ -111,7 +115,47 @@ TOLERANCE = 0.01
 _MOST_STEPS, _LEAST_NOISE, _MOST_NOISE = 10**7, 1e-3, 1e9
 
 
+_SOFTWARE = ("botorch_dp", "torch", "numpy", "scipy", "opendp", "opacus", "dp-accounting")
+
+
 # --- Making a document. ---
+
+
+def new_document(
+    guarantee: Guarantee,
+    *,
+    artifact: object,
+    noise_scale: float | None,
+    training: Mapping[str, Any] | None,
+    settings: Mapping[str, str],
+    ledger: PrivacyLedger | LedgerSnapshot | None,
+    audit: AuditReport | None,
+) -> dict[str, Any]:
+    """The document of a release that is made today, unsigned; see :meth:`Receipt.of`."""
+    stated = artifact is not None
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "released": {
+            "kind": kind_of(artifact) if stated else "not stated",
+            "digest": digest_of(artifact) if stated else None,
+            "date": datetime.now(UTC).date().isoformat(),
+            "noise_scale": noise_scale,
+        },
+        "promise": promise_section(guarantee),
+        "mechanism": mechanism_section(guarantee),
+        "training": None if training is None else dict(training),
+        "settings": dict(settings),
+        "ledger": None if ledger is None else _ledger_section(ledger, guarantee),
+        "audit": audit and {name: getattr(audit, name) for name in FORMS["audit"]},
+        "accounting": accounting_section(guarantee),
+        "software": {
+            "python": platform.python_version(),
+            **{name: installed_version(name) for name in _SOFTWARE},
+        },
+        "signature": None,
+    }
+    return {**document, "digest": document_digest(document)}
 
 
 def promise_section(guarantee: Guarantee) -> dict[str, Any]:
@@ -148,26 +192,18 @@ def accounting_section(guarantee: Guarantee) -> dict[str, str]:
     }
 
 
-def ledger_section(ledger: PrivacyLedger | LedgerSnapshot, guarantee: Guarantee) -> dict[str, Any]:
+def _ledger_section(ledger: PrivacyLedger | LedgerSnapshot, guarantee: Guarantee) -> dict[str, Any]:
     """The budget, and the last charge with this guarantee, or of this mechanism and for no less."""
     entries, budget, relation = ledger.entries(), ledger.budget, ledger.relation
     same = [entry for entry in entries if entry.guarantee == guarantee]
     alike = [
         entry
         for entry in entries
-        if entry.guarantee.mechanism == guarantee.mechanism
-        and pays((entry.epsilon, entry.delta, entry.mu), guarantee, budget)
+        if entry.guarantee.mechanism == guarantee.mechanism and pays(entry.cost, guarantee, budget)
     ]
     charge = None
     for entry in (same or alike)[-1:]:
-        charge = {
-            "number": entry.number,
-            "date": entry.charged_at[:10],
-            "label": entry.label,
-            "epsilon": entry.epsilon,
-            "delta": entry.delta,
-            "mu": entry.mu,
-        }
+        charge = {name: getattr(entry, name) for name in FORMS["charge"]}
     return {
         "epsilon": budget.epsilon,
         "delta": budget.delta,

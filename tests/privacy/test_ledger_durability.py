@@ -50,9 +50,9 @@ def test_digest_by_hand() -> None:
     def sha256(values: list[object]) -> str:
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
-    assert row_digest("before", *row, None) == sha256([*fields, None])
-    assert row_digest("before", *row, "k") == sha256([*fields, "k"])
-    assert row_digest("other", *row, None) != row_digest("before", *row, None)
+    assert row_digest("before", (*row, None)) == sha256([*fields, None])
+    assert row_digest("before", (*row, "k")) == sha256([*fields, "k"])
+    assert row_digest("other", (*row, None)) != row_digest("before", (*row, None))
 
 
 def test_each_handle_sees_what_others_append(tmp_path: Path) -> None:
