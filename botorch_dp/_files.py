@@ -350,19 +350,18 @@ class StateFile:
 
     # --- Reading and writing. ---
 
-    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
+    def snapshot(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Let several reads see one state: that of the running transaction, or of their own."""
+        return self.transaction(begin="BEGIN", end="ROLLBACK")
+
+    @contextmanager
+    def transaction(
+        self, *, begin: str = "BEGIN IMMEDIATE", end: str = "COMMIT"
+    ) -> Iterator[sqlite3.Connection]:
         """All or nothing, whatever interrupts it; what was written is durable when it is left.
 
         Inside another transaction of the same thread it is a part of that one.
         """
-        return self._within("BEGIN IMMEDIATE", "COMMIT")
-
-    def snapshot(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Let several reads see one state: that of the running transaction, or of their own."""
-        return self._within("BEGIN", "ROLLBACK")
-
-    @contextmanager
-    def _within(self, begin: str, end: str) -> Iterator[sqlite3.Connection]:
         with self.lock, self.explained():
             connection = self._connected()
             if connection.in_transaction:

@@ -207,7 +207,7 @@ MUTANTS = [
             'if False:\n                raise PrivacyError(\n                    f"`key`',
         ),
         ('self._file.execute("INSERT INTO drawing VALUES (?)", (paid,))', "pass"),
-        ("            if not self._has_value(key):\n", "            if True:\n"),
+        ('"WHERE NOT EXISTS (SELECT 1 FROM released WHERE key = ?1)",', '"",'),
         ("        if self._has_value(key):\n", "        if False:\n"),
         ("return keyed_hash(self._key, value.digest)", "return keyed_hash(b'', value.digest)"),
     ),

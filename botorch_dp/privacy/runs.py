@@ -117,8 +117,11 @@ class ReleaseStore:
             self._file.execute("INSERT INTO drawing VALUES (?)", (paid,))
         content = pack(draw(*material))
         with self._file.transaction():
-            if not self._has_value(key):
-                self._file.execute("INSERT INTO released VALUES (?, ?)", (key, content))
+            self._file.execute(
+                "INSERT INTO released SELECT ?1, ?2 "
+                "WHERE NOT EXISTS (SELECT 1 FROM released WHERE key = ?1)",
+                (key, content),
+            )
         return self._stored(key)
 
     def find(self, key: str) -> tuple[bool, Any]:
