@@ -7,6 +7,7 @@ and see stays in ``diagnostics``. The drivers, :class:`PrivateGPUCB` and
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from abc import ABC, abstractmethod
@@ -331,11 +332,13 @@ class _PrivateOptimizer(ABC):
         epsilon: float,
         delta: float,
         dataset_correlation: float,
+        noise_variance: float = 0.0,
     ) -> None:
         check_tensor("choices", choices, shape=("m", "d"))
         self.choices = choices.detach()
         self.kernel = frozen_kernel(kernel, self.choices)
         check_unit_variance(self.kernel, self.choices)
+        self._prior = FiniteSetGP(self.choices, kernel=self.kernel, noise_variance=noise_variance)
         self._shared: dict[str, Any] = {  # by both releases
             "num_choices": len(choices),
             "steps": steps,
@@ -501,8 +504,10 @@ class PrivateGPUCB(_PrivateOptimizer):
         edition: Edition = "icml2015",
         unit: PrivacyUnit = VALIDATION_RECORD,
     ) -> None:
-        super().__init__(choices, kernel, method, unit, steps, epsilon, delta, dataset_correlation)
         self._noise_std = check_positive("noise_std", noise_std)
+        super().__init__(
+            choices, kernel, method, unit, steps, epsilon, delta, dataset_correlation, noise_std**2
+        )
         check_integer("steps", steps, at_most=10**6)
         gain = max_information_gain(
             self.kernel, self.choices, num_observations=steps, noise_variance=self._noise_std**2
@@ -512,8 +517,7 @@ class PrivateGPUCB(_PrivateOptimizer):
         )
 
     def _search(self) -> Search:
-        gp = FiniteSetGP(self.choices, kernel=self.kernel, noise_variance=self._noise_std**2)
-        return GPUCB(gp, schedule=self.choice.schedule)
+        return GPUCB(copy.deepcopy(self._prior), schedule=self.choice.schedule)
 
 
 class BranchAndBoundUCB(_PrivateOptimizer):
@@ -564,5 +568,4 @@ class BranchAndBoundUCB(_PrivateOptimizer):
         )
 
     def _search(self) -> Search:
-        gp = FiniteSetGP(self.choices, kernel=self.kernel, noise_variance=0.0)
-        return BranchAndBound(gp, schedule=self.choice.schedule)
+        return BranchAndBound(copy.deepcopy(self._prior), schedule=self.choice.schedule)
