@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -142,8 +143,8 @@ class GridRoute(Route):
 
     name: ClassVar[str] = "grid"
 
-    def objection(self) -> str | None:
-        return "a grid is taken only if it is asked for."
+    def objections(self) -> Iterator[tuple[str, bool]]:
+        yield "a grid is taken only if it is asked for.", False
 
     def plan(self, why: str = "") -> SearchPlan:
         return self.planned(
