@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from botorch_dp._checks import check_integer, needs_extra
 from botorch_dp._files import atomic_write
@@ -100,13 +99,10 @@ def _split(
     test_Y: NDArray[Any],
     dtype: torch.dtype,
 ) -> TrainTest:
-    def features(X: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(X)).to(dtype)
-
-    def labels(y: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(y)).long()
-
-    return TrainTest(features(train_X), labels(train_Y), features(test_X), labels(test_Y))
+    arrays = (train_X, train_Y, test_X, test_Y)
+    types = (dtype, torch.long, dtype, torch.long)
+    tensors = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+    return TrainTest(*(part.to(kind) for part, kind in zip(tensors, types, strict=True)))
 
 
 def _shuffled(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
@@ -123,7 +124,7 @@ class When:
         return self.parameter in config and _as_value(config[self.parameter]) in self.values
 
 
-class _Scale:
+class _Scale(ABC):
     """Linear or logarithmic position within ``[low, high]``, from 0 to 1."""
 
     low: float
@@ -157,6 +158,28 @@ class _Scale:
         # Rounding must not take the ends away.
         return np.where(positions >= 1, self.high, np.clip(values, self.low, self.high))
 
+    def decode(self, positions: NDArray[np.float64]) -> list[Any]:
+        """Values at positions in [0, 1]: integers are the nearest ones."""
+        return self._plain(self._values(positions))
+
+    spread = decode
+
+    def draw(self, u: NDArray[np.float64]) -> list[Any]:
+        """Values at the quantiles ``u`` of the sampling distribution."""
+        return self._plain(np.atleast_1d(self.quantile(u)))
+
+    def levels(self, count: int) -> list[Any]:
+        """At most ``count`` different values, equidistant in the parameter's scale."""
+        return list(dict.fromkeys(self.decode(_equidistant(count))))
+
+    @abstractmethod
+    def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """:meth:`draw` as an array of floats, with all digits."""
+
+    @abstractmethod
+    def _plain(self, values: NDArray[np.float64]) -> list[Any]:
+        """Plain numbers that can be tried."""
+
 
 @dataclass(frozen=True)
 class Real(_Scale):
@@ -185,25 +208,11 @@ class Real(_Scale):
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
 
-    def decode(self, positions: NDArray[np.float64]) -> list[float]:
-        """Values at positions in [0, 1]."""
-        return self._shortened(self._values(positions))
-
-    spread = decode
-
-    def draw(self, u: NDArray[np.float64]) -> list[float]:
-        """Values at the quantiles ``u`` of the sampling distribution."""
-        return self._shortened(np.atleast_1d(self.quantile(u)))
-
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """:meth:`draw` as an array, with all digits."""
+        """Values at quantiles of the distribution, or of the uniform one in the scale."""
         if self.distribution is None:
             return self._values(u)
         return self.distribution.quantile(u, self.low, self.high)
-
-    def levels(self, count: int) -> list[float]:
-        """``count`` equidistant values in the parameter's scale."""
-        return self.decode(_equidistant(count))
 
     def check(self, name: str, value: object) -> float:
         """Return ``value`` as a float, or raise if it is not within the range."""
@@ -212,8 +221,8 @@ class Real(_Scale):
             raise ValueError(f"`{name}` must lie in [{self.low}, {self.high}], got {number}.")
         return number
 
-    def _shortened(self, values: NDArray[np.float64]) -> list[float]:
-        """Values of few digits: easier on the eye, and the same again after `encode`, `decode`."""
+    def _plain(self, values: NDArray[np.float64]) -> list[float]:
+        # Few digits: easier on the eye, and the same again after `encode` and `decode`.
         short = (float(f"{value:.{_DIGITS}g}") for value in values)
         return [min(max(value, self.low), self.high) for value in short]
 
@@ -236,22 +245,8 @@ class Integer(_Scale):
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
 
-    def decode(self, positions: NDArray[np.float64]) -> list[int]:
-        """The integers nearest to the values at positions in [0, 1]."""
-        return [int(value) for value in np.rint(self._values(positions))]
-
-    spread = decode
-
-    def draw(self, u: NDArray[np.float64]) -> list[int]:
-        """Integers at the quantiles ``u`` of the sampling distribution.
-
-        Each integer owns the unit interval around it, so that the ends of the range get their
-        full share.
-        """
-        return [int(value) for value in np.atleast_1d(self.quantile(u))]
-
     def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """:meth:`draw` as an array of floats."""
+        """Each integer owns the unit interval around it: the ends get their full share."""
         low, high = self.low - 0.5, self.high + 0.5
         if self.distribution is not None:
             values = self.distribution.quantile(u, low, high)
@@ -262,13 +257,12 @@ class Integer(_Scale):
         clipped: NDArray[np.float64] = np.clip(np.rint(values), self.low, self.high)
         return clipped
 
-    def levels(self, count: int) -> list[int]:
-        """At most ``count`` different integers, equidistant in the parameter's scale."""
-        return list(dict.fromkeys(self.decode(_equidistant(count))))
-
     def check(self, name: str, value: object) -> int:
         """Return ``value`` as an int, or raise if it is not an integer within the range."""
         return check_integer(name, value, at_least=self.low, at_most=self.high)
+
+    def _plain(self, values: NDArray[np.float64]) -> list[int]:
+        return [int(value) for value in np.rint(values)]
 
 
 @dataclass(frozen=True, init=False)

@@ -89,24 +89,18 @@ def objective_scales(
     smallest = SMALLEST_EPSILON_SHARE * ref_epsilon
     largest = max(LARGEST_EPSILON, ref_epsilon)
 
-    def negative_log_epsilon(value: Tensor) -> Tensor:
-        return -value.clamp(smallest, largest).log()
-
-    def negative_logit(value: Tensor) -> Tensor:
-        return -value.clamp(SMALLEST_ERROR, 1 - SMALLEST_ERROR).logit()
-
     clamped_ref = min(ref_error, 1 - SMALLEST_ERROR)
     linear = epsilon_scale == "linear"
     scales = [
         Scale(
-            to_model=negative_log_epsilon,
-            to_volume=_negative_exp_negative if linear else _identity,
+            to_model=lambda epsilon: -epsilon.clamp(smallest, largest).log(),
+            to_volume=_negative_exp_negative if linear else Tensor.clone,
             ref_model=-math.log(ref_epsilon),
             ref_volume=-ref_epsilon if linear else -math.log(ref_epsilon),
         ),
         Scale(
-            to_model=negative_logit,
-            to_volume=_negative_sigmoid_negative,
+            to_model=lambda error: -error.clamp(SMALLEST_ERROR, 1 - SMALLEST_ERROR).logit(),
+            to_volume=lambda seen: -torch.sigmoid(-seen),
             ref_model=-math.log(clamped_ref / (1 - clamped_ref)),
             ref_volume=-ref_error,
         ),
@@ -114,9 +108,9 @@ def objective_scales(
     for objective in problem.objectives:
         ref = objective.ref_point
         scales.append(
-            Scale(_negative_log, _negative_exp_negative, -math.log(ref), -ref)
+            Scale(lambda value: -value.log(), _negative_exp_negative, -math.log(ref), -ref)
             if objective.log
-            else Scale(torch.neg, _identity, -ref, -ref)
+            else Scale(torch.neg, Tensor.clone, -ref, -ref)
         )
     return scales
 
@@ -138,20 +132,8 @@ def on_the_cpu(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return called
 
 
-def _identity(value: Tensor) -> Tensor:
-    return value
-
-
-def _negative_log(value: Tensor) -> Tensor:
-    return -value.log()
-
-
 def _negative_exp_negative(value: Tensor) -> Tensor:
     return -torch.exp(-value)
-
-
-def _negative_sigmoid_negative(value: Tensor) -> Tensor:
-    return -torch.sigmoid(-value)
 
 
 @dataclass(frozen=True)
