@@ -40,7 +40,12 @@ from botorch_dp._checks import (
 )
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.guarantee import warn_large_delta
-from botorch_dp.privacy.losses import FixedBatchSGDLoss, NeighboringRelation, PoissonSGDLoss
+from botorch_dp.privacy.losses import (
+    FixedBatchSGDLoss,
+    NeighboringRelation,
+    PoissonSGDLoss,
+    PrivacyLoss,
+)
 from botorch_dp.privacy.pld.composition import (
     LARGEST_MU,
     composed_epsilon,
@@ -101,13 +106,21 @@ class DPSGD:
         """The same training with this noise."""
         return replace(self, noise_multiplier=noise_multiplier)
 
-    def for_epsilon(self, epsilon: float, delta: float, *, tolerance: float = 1e-5) -> DPSGD:
+    def for_epsilon(
+        self,
+        epsilon: float,
+        delta: float,
+        *,
+        tolerance: float = 1e-5,
+        beside: Sequence[PrivacyLoss] = (),
+    ) -> DPSGD:
         """The same training with the least noise for which :meth:`epsilon` stays within this one.
 
         Args:
             epsilon: The target, positive; it is never exceeded.
             delta: In (0, 1).
             tolerance: How far above the least noise the result may be, relatively.
+            beside: What else is released; all of it together stays within epsilon.
         """
         epsilon = check_positive("epsilon", epsilon)
         tolerance = check_positive("tolerance", tolerance)
@@ -115,16 +128,19 @@ class DPSGD:
         relation = checked_relation(self.sampling, self.relation)
         kind, sensitivity = sampled_kind(self.sampling, relation), relation.sum_sensitivity
         fraction = self.batch_size / self.num_records
+        others = tuple(loss.term() for loss in beside)
 
         def log_excess(noise_multiplier: float) -> float:
             steps = steps_term(kind, noise_multiplier / sensitivity, fraction, self.steps)
-            spent = terms_epsilon((steps,), delta)
+            spent = terms_epsilon((steps, *others), delta)
             return math.log(min(max(spent, 1e-9 * epsilon) / epsilon, 1e300))
 
+        if others and terms_epsilon(others, delta) >= epsilon:
+            raise ValueError(f"`epsilon` = {epsilon} is spent before the training begins.")
         # Without any amplification this is what the Gaussian mechanism needs, but for rounding.
         high = sensitivity * math.sqrt(self.steps) / gaussian_mu(epsilon, delta)
         while log_excess(high) > 0:
-            high *= 1 + tolerance
+            high *= 2 if others else 1 + tolerance
         low = high / 2
         while log_excess(low) <= 0:
             low, high = low / 2, low

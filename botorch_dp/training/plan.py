@@ -29,7 +29,7 @@ from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
     PrivacyUnit,
-    dp_sgd_noise_multiplier,
+    compose,
 )
 from botorch_dp.privacy.accounting import Sampling
 from botorch_dp.privacy.losses import PrivacyLoss
@@ -140,6 +140,8 @@ class TrainingPlan:
         notes: What else there is to know, and why settings that were left out are what they are.
         origin: How a receipt says that the settings came about.
         unpublishable: Why models that are trained on these records must not be published, if so.
+        beside: What else is released with the model, such as private ranges; it is part of the
+            guarantee, and of a ``target_epsilon``.
 
     Example:
         >>> plan = trainer.plan(  # a DPTrainer of 1,000 records
@@ -164,6 +166,7 @@ class TrainingPlan:
     notes: tuple[str, ...] = ()
     origin: Literal["not stated", "default rule"] = "not stated"
     unpublishable: str = ""
+    beside: Guarantee | None = None
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -223,13 +226,17 @@ class TrainingPlan:
             unit = unit.given(_COUNT_IS_PUBLIC)
         if self.noise_multiplier == 0:
             return Guarantee(mechanism, unit, (), void="no noise was added")
-        return Guarantee(
+        trained = Guarantee(
             mechanism,
             unit.given(FIXED_BEFOREHAND, _DIFFERENT, *self.conditions),
             (self.privacy_loss(steps),),
             assumptions=(_NOISE_IS_APPROXIMATE,),
             quoted_delta=self.delta,
         )
+        if self.beside is None:
+            return trained
+        unit = trained.unit.given(*self.beside.unit.conditions)
+        return replace(compose(self.beside, trained), unit=unit, quoted_delta=self.delta)
 
     def check_publishable(self) -> None:
         """Raise if a model trained this way must not be called private.
@@ -284,13 +291,15 @@ class TrainingPlan:
 
     def parameters(self, steps: int) -> dict[str, Any]:
         """What a receipt says of a training of so many steps; JSON-ready and public."""
-        plain = self.to_dict()
-        return {"steps": steps, **{k: plain[k] for k in plain if k not in ("conditions", "delta")}}
+        plain, hidden = self.to_dict(), ("conditions", "delta", "beside")
+        return {"steps": steps, **{k: plain[k] for k in plain if k not in hidden}}
 
     def to_dict(self) -> dict[str, Any]:
         """The settings, JSON-ready."""
         plain = {**asdict(self), "conditions": list(self.conditions)}
-        del plain["notes"], plain["origin"], plain["unpublishable"]
+        del plain["notes"], plain["origin"], plain["unpublishable"], plain["beside"]
+        if self.beside is not None:
+            plain["beside"] = self.beside.to_dict()
         return {**plain, "relation": self.relation.name}
 
 
@@ -352,16 +361,13 @@ def make_plan(
     check_count("epochs * (num_records // batch_size)", plan.steps)
     if target is None:
         return plan
-    noise_multiplier = dp_sgd_noise_multiplier(
-        epsilon=check_positive("target_epsilon", target),
-        batch_size=plan.batch_size,
-        num_records=plan.num_records,
-        steps=plan.steps,
-        delta=plan.delta,
-        sampling=plan.sampling,
-        relation=plan.relation,
+    training = plan.dp_sgd(plan.steps).for_epsilon(
+        check_positive("target_epsilon", target),
+        plan.delta,
+        beside=() if plan.beside is None else plan.beside.losses,
     )
-    return replace(plan, noise_multiplier=noise_multiplier)
+    assert training.noise_multiplier is not None
+    return replace(plan, noise_multiplier=training.noise_multiplier)
 
 
 def _checked_norm(clip_norm: object, *, unbounded: bool) -> float:

@@ -257,6 +257,7 @@ class DPTrainer:
         self.clipping: Clipping = clipping
         self.sampling: Sampling = sampling
         self.relation = relation
+        self._beside: Guarantee | None = None
         self.setup = Setup(
             model_factory,
             loss,
@@ -284,6 +285,16 @@ class DPTrainer:
         """The same trainer on other records of the same form, such as public ones."""
         other = copy.copy(self)
         other.setup = self.setup.on(data)
+        return other
+
+    def beside(self, released: Guarantee | None) -> DPTrainer:
+        """The same trainer for models that are published together with something else.
+
+        Guarantees, charges and ``target_epsilon`` cover both, composed. What it was, and that it
+        is released, is up to the caller.
+        """
+        other = copy.copy(self)
+        other._beside = released
         return other
 
     def without_tests(self) -> DPTrainer:
@@ -507,6 +518,7 @@ class DPTrainer:
             notes=(*reasons, *self.setup.notes),
             origin="not stated" if own else "default rule",
             unpublishable=self.setup.unpublishable,
+            beside=self._beside,
         )
         for warning in warnings:
             warn_caller(warning)
@@ -538,7 +550,7 @@ class DPTrainer:
                 "With `checkpoint=`, the same call goes on after Ctrl-C."
             )
         unusable, dropped = self.setup.records.unusable, run.dropped
-        (loss,) = guarantee.losses or (None,)
+        *_, loss = guarantee.losses or (None,)  # the training's own comes last
         facts = {
             "training": plan.parameters(getattr(loss, "steps", run.step)),
             "settings": plan.origin,

@@ -12,10 +12,11 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import NeighboringRelation
+from botorch_dp.privacy import NeighboringRelation, gaussian_mu
 from botorch_dp.privacy.losses import FixedBatchSGDLoss, PoissonSGDLoss
 from botorch_dp.training import TrainingPlan, TrainingSettings
 from botorch_dp.training.plan import make_plan
+from botorch_dp.training.ranges import ranges_guarantee
 from tests.training.helpers import BATCHES
 
 GOOD = {
@@ -198,6 +199,24 @@ def test_a_target_is_met_and_never_exceeded(batches: str, target: float) -> None
             make_plan({**settings, **chosen}, **fixed)
     with pytest.raises(ValueError, match="target_epsilon"):
         make_plan({**settings, "target_epsilon": 0.0}, **fixed)
+
+
+@pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
+def test_a_target_covers_what_is_released_beside_the_model(target: float) -> None:
+    settings: TrainingSettings = {"learning_rate": 0.1, "clip_norm": 1.0, "batch_size": 100}
+    settings |= {"epochs": 3, "target_epsilon": target}
+    alone = make_plan(settings, num_records=1000)
+    ranges = ranges_guarantee(mu=0.3 * gaussian_mu(target, alone.delta))
+    plan = make_plan(settings, num_records=1000, beside=ranges)
+    assert 0.9999 * target <= plan.epsilon <= target
+    # Gaussian shares add up in squares: a tenth of them leaves the noise about 5% larger.
+    assert alone.noise_multiplier < plan.noise_multiplier < 1.12 * alone.noise_multiplier
+    assert plan.guarantee.losses == (*ranges.losses, plan.privacy_loss(plan.steps))
+    assert set(ranges.unit.conditions) < set(plan.guarantee.unit.conditions)
+    assert "beside" in plan.to_dict() and "beside" not in alone.to_dict()
+    too_much = ranges_guarantee(mu=1.01 * gaussian_mu(target, alone.delta))
+    with pytest.raises(ValueError, match="spent before the training begins"):
+        make_plan(settings, num_records=1000, beside=too_much)
 
 
 def test_a_plan_prints_its_price_in_words() -> None:
