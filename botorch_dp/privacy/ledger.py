@@ -473,15 +473,15 @@ class PrivacyLedger:
 def make_release(
     price: Guarantee,
     draw: Callable[..., T],
-    *,
-    ledger: PrivacyLedger | None,
+    scale: float | None = None,
+    ledger: PrivacyLedger | None = None,
     key: str | None = None,
     label: str = "",
+    unsafe_seed: int | None = None,
+    *,
+    read: Callable[[], Any] | None = None,
     delta: float | None = None,
     about: Mapping[str, Any] | None = None,
-    read: Callable[[], Any] | None = None,
-    scale: float | None = None,
-    unsafe_seed: int | None = None,
 ) -> Release[T]:
     """:meth:`PrivacyLedger.release` for callers whose ledger may be None and noise simulated.
 

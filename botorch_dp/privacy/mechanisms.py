@@ -125,15 +125,11 @@ def laplace_mechanism(
     )
     scale = laplace_scale(float(sensitivity), float(epsilon), len(values))
     source = noise_source(unsafe_seed)
-    noisy = make_release(
-        guarantee,
-        lambda: source.add_laplace(values, scale),
-        ledger=ledger,
-        key=key,
-        label=label,
-        scale=scale,
-        unsafe_seed=unsafe_seed,
-    )
+
+    def draw() -> NDArray[np.float64]:
+        return source.add_laplace(values, scale)
+
+    noisy = make_release(guarantee, draw, scale, ledger, key, label, unsafe_seed)
     return Release(rebuild(noisy.value), noisy.guarantee, scale=scale)
 
 
@@ -212,15 +208,11 @@ def gaussian_mechanism(
     assert isinstance(loss, GaussianLoss)
     scale = gaussian_scale(float(sensitivity), loss.mu, len(values))
     source = noise_source(unsafe_seed)
-    noisy = make_release(
-        guarantee,
-        lambda: source.add_gaussian(values, scale),
-        ledger=ledger,
-        key=key,
-        label=label,
-        scale=scale,
-        unsafe_seed=unsafe_seed,
-    )
+
+    def draw() -> NDArray[np.float64]:
+        return source.add_gaussian(values, scale)
+
+    noisy = make_release(guarantee, draw, scale, ledger, key, label, unsafe_seed)
     return Release(rebuild(noisy.value), noisy.guarantee, scale=scale)
 
 
@@ -301,15 +293,7 @@ def exponential_mechanism(
     def draw() -> int:
         return int(source.select(scores, scale, method)[0])
 
-    return make_release(
-        guarantee,
-        draw,
-        ledger=ledger,
-        key=key,
-        label=label,
-        scale=scale,
-        unsafe_seed=unsafe_seed,
-    )
+    return make_release(guarantee, draw, scale, ledger, key, label, unsafe_seed)
 
 
 # --- What all of them share. ---

@@ -158,15 +158,8 @@ def sparse_vector(
         positives = noisy_comparisons(finite, threshold, plan, source)[0]
         return positives[: _stop(positives, plan.max_positives)].tolist()
 
-    return make_release(
-        guarantee,
-        draw,
-        ledger=ledger,
-        key=key,
-        label=label,
-        scale=plan.query_scale * plan.step,
-        unsafe_seed=unsafe_seed,
-    )
+    scale = plan.query_scale * plan.step
+    return make_release(guarantee, draw, scale, ledger, key, label, unsafe_seed)
 
 
 def noisy_comparisons(
