@@ -15,7 +15,6 @@ from botorch_dp._checks import (
     check_integer,
     check_nonnegative,
     check_positive,
-    check_tensor,
 )
 from botorch_dp.models.gradient import (
     GradientBelief,
@@ -154,8 +153,6 @@ class Design:
             learn.
         """
         d = belief.location.shape[0]
-        if box is not None:
-            check_tensor("box", box, shape=(2, d), finite=False)  # a look would be a wait
         if belief.points.shape[0]:
             # As a polynomial kernel has once it is spanned, or any kernel in a converged run.
             known = torch.finfo(belief.location.dtype).eps ** _KNOWN_EXPONENT

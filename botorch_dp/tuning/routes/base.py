@@ -92,7 +92,7 @@ class Coordinates:
 
     def at(self, base: Config, X: Tensor) -> list[Config]:
         """Configurations at ``b x p`` points of the numbers' cube, all else as in ``base``."""
-        codes = self.space.encode([base]).repeat(len(X), 1)
+        codes = torch.zeros(len(X), self.space.dim, dtype=torch.double, device="cpu")
         codes[:, self.smooth] = X.double()
         configs = self.space.decode(codes)
         return [{**c, **{name: base[name] for name in self.coarse}} for c in configs]
@@ -290,7 +290,7 @@ class Route(ABC):
 class SlopedRoute(Route):
     """A route along slopes: categories are chosen first, with all numbers in mid-range."""
 
-    @property
+    @cached_property
     def dim(self) -> int:
         """How many numbers have slopes."""
         return len(self.settings.coordinates.smooth)
