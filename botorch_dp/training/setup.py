@@ -124,7 +124,7 @@ class Setup:
             train.num_classes = self.num_classes
         if self.num_tests:
             self._try_metric(traits.outputs, traits.targets)
-        self.engine = self._choose_engine(engine, model)
+        self.engine, self._kind = self._choose_engine(engine, model)
         self.check(model, precise=False, random_weights=True)
 
     def on(self, data: TrainTest) -> Setup:
@@ -183,7 +183,7 @@ class Setup:
     @property
     def conditions(self) -> tuple[str, ...]:
         """Conditions on the model, the loss and the records, for the guarantee."""
-        kind, own = engine_class(self.engine), known_gradient(self.loss) is None
+        kind, own = self._kind, known_gradient(self.loss) is None
         # Without either, nothing of the caller's is called on records.
         found = (_NOTHING_KEPT,) if kind.calls_model or own else ()
         found = (*found, kind.condition) if kind.condition else found
@@ -291,7 +291,7 @@ class Setup:
         for model in models:
             in_training(model)
         records = self.records if records is None else records
-        return (kind or engine_class(self.engine))(
+        return (kind or self._kind)(
             models,
             parameters,
             records,
@@ -311,8 +311,7 @@ class Setup:
         check_contributions(
             model, self.form, maker, self.num_classes, random_weights=random_weights
         )
-        kind = engine_class(self.engine)
-        if kind.condition and not self._agrees(model, kind, random_weights):
+        if self._kind.condition and not self._agrees(model, self._kind, random_weights):
             raise PrivacyError(
                 f"The gradients that the {self.engine} engine finds for this model are not those "
                 "of single records."
@@ -395,7 +394,7 @@ class Setup:
                 "as lambda outputs, targets: -float((outputs - targets).square().mean())."
             ) from error
 
-    def _choose_engine(self, asked: str, model: nn.Module) -> str:
+    def _choose_engine(self, asked: str, model: nn.Module) -> tuple[str, type[Engine]]:
         """The engine that was asked for, or the first of all that can train the model."""
         made = random_records(self.form, 2, self.num_classes)
         X, _, _ = made.take(torch.arange(2, device=self.device))
@@ -407,7 +406,7 @@ class Setup:
             if reason is None and kind.disagreement and not self._agrees(model, kind):
                 reason = kind.disagreement
             if reason is None:
-                return name
+                return name, kind
         raise ValueError(
             f"The {asked} engine cannot train this model: {reason}. DPTrainer(..., engine='auto') "
             "takes the model as it is."
