@@ -35,13 +35,8 @@ _LUCKY = (
     " It may lie above the observed front, whose points are winners and partly lucky; the dotted "
     "line is the front of the same trials as the models expect it."
 )
-_TRIALS: dict[str, Any] = {
-    "color": "0.55",
-    "marker": ".",
-    "linestyle": "none",
-    "markersize": 5,
-    "zorder": 1,
-}
+_TRIALS: dict[str, Any] = {"color": "0.55", "marker": ".", "linestyle": "none", "markersize": 5}
+_SHADE: dict[str, Any] = {"step": "post", "linewidth": 0}
 
 
 def plot_front(
@@ -85,7 +80,7 @@ def plot_front(
         if trials:
             every = front.all_points.numpy()
             label = "trials" if index == 0 else None
-            ax.plot(_log_safe(every[:, 0], smallest), every[:, 1], label=label, **_TRIALS)
+            ax.plot(_log_safe(every[:, 0], smallest), every[:, 1], label=label, zorder=1, **_TRIALS)
         points = _projected(front)
         if front.observed is not None:
             observed = _projected(front.observed)
@@ -277,20 +272,9 @@ def _steps(
 def _draw_steps(
     ax: Axes, points: NDArray[np.float64], smallest: float, until: float, **style: Any
 ) -> None:
-    marker = style.pop("marker", None)
-    label = style.pop("label")
     epsilons, errors = _steps(points, smallest, until)
-    ax.plot(
-        epsilons,
-        errors,
-        drawstyle="steps-post",
-        marker=marker,
-        markevery=slice(0, len(points)),
-        markersize=5,
-        label=label,
-        zorder=3,
-        **style,
-    )
+    style |= {"markevery": slice(0, len(points)), "markersize": 5, "zorder": 3}
+    ax.plot(epsilons, errors, drawstyle="steps-post", **style)
 
 
 def _draw_recommended(
@@ -339,17 +323,8 @@ def _shade_dominated(
         return
     epsilons, errors = _steps(inside, smallest, ref_epsilon)
     label = f"dominated, up to ({ref_epsilon:g}, {ref_error:g})"
-    ax.fill_between(
-        epsilons,
-        errors,
-        ref_error,
-        step="post",
-        color=color,
-        alpha=0.12,
-        linewidth=0,
-        label=label,
-        zorder=0,
-    )
+    style = {"alpha": 0.12, "label": label, "zorder": 0, **_SHADE}
+    ax.fill_between(epsilons, errors, ref_error, color=color, **style)
 
 
 def _shade_band(
@@ -362,24 +337,14 @@ def _shade_band(
     inner = np.concatenate([best[:, 0], worst[:, 0]])
     grid = np.unique(np.append(inner[inner >= start], until))
     low, high = (_error_within(points, grid) for points in (best, worst))
-    ax.fill_between(
-        _log_safe(grid, smallest),
-        low,
-        high,
-        step="post",
-        color=color,
-        alpha=0.3,
-        linewidth=0,
-        label="best to worst replicate",
-        zorder=2,
-    )
+    style = {"alpha": 0.3, "label": "best to worst replicate", "zorder": 2, **_SHADE}
+    ax.fill_between(_log_safe(grid, smallest), low, high, color=color, **style)
 
 
 def _error_within(
     points: NDArray[np.float64], epsilons: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """The front's error for those who may spend each epsilon."""
-    errors: NDArray[np.float64] = points[
-        np.searchsorted(points[:, 0], epsilons, side="right") - 1, 1
-    ]
+    places = np.searchsorted(points[:, 0], epsilons, side="right") - 1
+    errors: NDArray[np.float64] = points[places, 1]
     return errors

@@ -84,7 +84,7 @@ def sparse_vector(
         ),
         privacy=sparse_vector_epsilon,
         utility=SparseVectorUtility(num_queries, num_positives, simulations),
-        promise=TrainingPromise(guarantee=_sparse_vector_run),
+        promise=TrainingPromise(guarantee=_sparse_vector_guarantee),
         replicates=replicates,
         ref_point=ref_point,
         name=f"sparse vector technique ({num_positives} of {num_queries})",
@@ -98,7 +98,7 @@ def sparse_vector_epsilon(config: Config) -> float:
     return float((1 + root) * (1 + root**2) / config["noise"])
 
 
-def _sparse_vector_run(config: Config) -> Guarantee:
+def _sparse_vector_guarantee(config: Config) -> Guarantee:
     return sparse_vector_guarantee(noise=config["noise"], max_positives=config["max_positives"])
 
 
