@@ -8,11 +8,11 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -209,8 +209,9 @@ class Curator:
         self.max_queries = max_queries
         self._evaluate = evaluate
         self._unsafe_seed = unsafe_seed
-        self._turns = threading.Condition()
-        self._asked: set[str] = set()
+        self._lock = threading.Lock()
+        #: One for each request id that somebody waits for.
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         self._queries: dict[str, Query] = {}
         self._answers: dict[int, float] = {}
         self._run = Run(
@@ -280,7 +281,9 @@ class Curator:
             request = uuid.uuid4().hex if request_id is None else check_request_id(request_id)
         except (TypeError, ValueError) as error:
             raise QuestionRefused(str(error)) from None
-        with self._locked(request):
+        with self._lock:
+            one_at_a_time = self._locks.setdefault(request, threading.Lock())
+        with one_at_a_time:
             number = self._numbered(request, index)
             if number not in self._answers:
                 self._keep_answer(number, self._measure(index, request, number))
@@ -304,7 +307,7 @@ class Curator:
 
     def _numbered(self, request: str, index: int) -> int:
         """The number of a question, which is written down if it is new."""
-        with self._turns:
+        with self._lock:
             known = self._queries.get(request)
             if known is None:
                 number = self.num_queries + 1
@@ -331,19 +334,6 @@ class Curator:
         except BaseException:
             self._load()
             raise
-
-    @contextmanager
-    def _locked(self, request: str) -> Iterator[None]:
-        """A lock for each request id."""
-        with self._turns:
-            self._turns.wait_for(lambda: request not in self._asked)
-            self._asked.add(request)
-        try:
-            yield
-        finally:
-            with self._turns:
-                self._asked.discard(request)
-                self._turns.notify_all()
 
     def _measure(self, index: int, request: str, number: int) -> float:
         private = self.answers
