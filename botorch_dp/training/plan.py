@@ -205,8 +205,8 @@ class TrainingPlan:
             return randomness.choose_each(n, m / n, count)
         return [randomness.choose(n, m) for _ in range(count)]
 
-    def privacy_loss(self, steps: int) -> PrivacyLoss:
-        """The privacy loss of the first steps."""
+    def dp_sgd(self, steps: int) -> DPSGD:
+        """The first steps as a mechanism."""
         return DPSGD(
             noise_multiplier=self.noise_multiplier,
             batch_size=self.batch_size,
@@ -214,7 +214,11 @@ class TrainingPlan:
             steps=steps,
             sampling=self.sampling,
             relation=self.relation,
-        ).loss()
+        )
+
+    def privacy_loss(self, steps: int) -> PrivacyLoss:
+        """The privacy loss of the first steps."""
+        return self.dp_sgd(steps).loss()
 
     def guarantee_after(self, steps: int) -> Guarantee:
         """The guarantee of the first steps."""

@@ -20,7 +20,7 @@ from botorch_dp._checks import (
     warn_caller,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import NeighboringRelation, PrivacyLedger, Release
+from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, Release
 from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.guarantee import warn_large_delta, warn_large_epsilon
 from botorch_dp.privacy.runs import Run
