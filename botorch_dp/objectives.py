@@ -38,7 +38,7 @@ from botorch_dp.privacy import (
     gaussian_mechanism,
 )
 from botorch_dp.privacy.guarantee import DEFAULT_DELTA, ONE_RECORD, check_unit, warn_large_delta
-from botorch_dp.privacy.ledger import check_payment
+from botorch_dp.privacy.ledger import check_payment, make_release
 from botorch_dp.privacy.rounding import rounded_up, sqrt_below
 from botorch_dp.scores import (
     AUC,
@@ -358,48 +358,47 @@ class PrivateObjective:
 
     def _evaluated(self, X: Tensor, *, as_array: bool = False) -> tuple[Tensor, Tensor]:
         X = self._checked_points(X)
-        self._charge(len(X))
-        scores = checked_scores(
-            self.record_losses(X.numpy() if as_array else X),
-            num_points=len(X),
-            num_records=self.num_records,
-        )
-        num_records = self._agreed_num_records(scores)
-        levels = grid_levels(num_records)
-        offset, unit = self.bounds[0], self._width / (levels * num_records)
-        if self._statistic is not None:
-            levels = self._statistic.sensitivity
-            offset, unit = self._statistic.offset, self._statistic.unit
-        noisy_sums = [
-            gaussian_mechanism(
-                self._sum(row), sensitivity=levels, mu=self.mu, unsafe_seed=seed
-            ).value
-            for row, seed in zip(scores, self._next_seeds(len(X)), strict=True)
-        ]
-        # From here on everything is post-processing of released sums.
-        Y = offset + unit * torch.tensor(noisy_sums, dtype=torch.double, device="cpu").unsqueeze(-1)
+
+        def read() -> tuple[list[float], int]:
+            scores = self.record_losses(X.numpy() if as_array else X)
+            scores = checked_scores(scores, num_points=len(X), num_records=self.num_records)
+            num_records = self._agreed_num_records(scores)
+            return [self._sum(row) for row in scores], num_records
+
+        def draw(material: tuple[list[float], int]) -> Tensor:
+            sums, num_records = material
+            levels = grid_levels(num_records)
+            offset, unit = self.bounds[0], self._width / (levels * num_records)
+            if self._statistic is not None:
+                levels = self._statistic.sensitivity
+                offset, unit = self._statistic.offset, self._statistic.unit
+            noisy = [
+                gaussian_mechanism(total, sensitivity=levels, mu=self.mu, unsafe_seed=seed).value
+                for total, seed in zip(sums, self._next_seeds(len(X)), strict=True)
+            ]
+            return offset + unit * torch.tensor(noisy, dtype=torch.double, device="cpu")
+
+        price = compose(*[self._one_evaluation] * len(X))
+        try:
+            Y = make_release(price, draw, ledger=self.ledger, label=self.label, read=read).value
+        except BudgetExhausted as error:
+            made = len(self.history.Y)
+            if self.ledger is None or self._planned is None or made + len(X) <= self._planned:
+                raise
+            raise BudgetExhausted(
+                f"The budget ({self.ledger.budget}) is for {self._planned} evaluations, and "
+                f"{made} were made; {len(X)} more cannot be. No record was read this time, and "
+                "what was released may still be used.",
+                requested=error.requested,
+                remaining=error.remaining,
+            ) from None
+        # From here on everything is post-processing of what was released.
+        Y = Y.unsqueeze(-1)
         Yvar = torch.full_like(Y, self.noise_std**2)
         evaluations = Evaluations(X.clone(), (-Y if self.negate else Y).to(X), Yvar.to(X))
         with self._lock:
             self._history.append(evaluations)
         return evaluations.Y.clone(), evaluations.Yvar.clone()
-
-    def _charge(self, evaluations: int) -> None:
-        if self.ledger is None:
-            return
-        try:
-            self.ledger.charge(compose(*[self._one_evaluation] * evaluations), label=self.label)
-        except BudgetExhausted as error:
-            made = len(self.history.Y)
-            if self._planned is None or made + evaluations <= self._planned:
-                raise
-            raise BudgetExhausted(
-                f"The budget ({self.ledger.budget}) is for {self._planned} evaluations, and {made} "
-                f"were made; {evaluations} more cannot be. No record was read this time, and what "
-                "was released may still be used.",
-                requested=error.requested,
-                remaining=error.remaining,
-            ) from None
 
     def _checked_points(self, X: object) -> Tensor:
         X = check_tensor("X", X, shape=("b", "d")).detach()
