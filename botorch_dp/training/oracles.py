@@ -63,9 +63,10 @@ class TrainingOracles:
         chosen = [self.settings(config) for config in configs]
         if any("target_epsilon" in settings for settings in chosen):
             return [settings["target_epsilon"] for settings in chosen]
-        if not all({"batch_size", "epochs"} <= settings.keys() for settings in chosen):
-            return [self.epsilon(config) for config in configs]
         trainer, num_records = self.trainer(), self.num_records
+        whole = all({"batch_size", "epochs"} <= settings.keys() for settings in chosen)
+        if not whole or trainer.released is not None:
+            return [self.epsilon(config) for config in configs]
         bounds = dp_sgd_epsilons(
             [settings["noise_multiplier"] for settings in chosen],
             [settings["batch_size"] for settings in chosen],

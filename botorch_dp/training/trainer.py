@@ -257,7 +257,8 @@ class DPTrainer:
         self.clipping: Clipping = clipping
         self.sampling: Sampling = sampling
         self.relation = relation
-        self._beside: Guarantee | None = None
+        #: Of what is published together with the models; see :meth:`beside`.
+        self.released: Guarantee | None = None
         self.setup = Setup(
             model_factory,
             loss,
@@ -294,7 +295,7 @@ class DPTrainer:
         is released, is up to the caller.
         """
         other = copy.copy(self)
-        other._beside = released
+        other.released = released
         return other
 
     def without_tests(self) -> DPTrainer:
@@ -518,7 +519,7 @@ class DPTrainer:
             notes=(*reasons, *self.setup.notes),
             origin="not stated" if own else "default rule",
             unpublishable=self.setup.unpublishable,
-            beside=self._beside,
+            beside=self.released,
         )
         for warning in warnings:
             warn_caller(warning)

@@ -151,6 +151,11 @@ class PrivateFit(PrivateSelection):
         self._delta = min(budget.delta, 0.5 / len(setup.records))
         if setup.unpublishable:
             raise PrivacyError(f"No model can be published. {setup.unpublishable}")
+        if self.trainer.released is not None:
+            raise PrivacyError(
+                "The trainer has something released beside its models, which `budget` does not "
+                "cover here. Pass the trainer without it, and a budget that leaves room for it."
+            )
         if self.space is not None:
             self._check_space(self.space)
         elif not self.trainer.takes_defaults(self.fixed):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from botorch_dp.pareto import DPareto
-from botorch_dp.privacy import NeighboringRelation, PrivacyBudget
+from botorch_dp.privacy import NeighboringRelation, PrivacyBudget, gaussian_guarantee
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import DPTrainer
 from botorch_dp.tuning import PrivateFit
@@ -38,6 +38,14 @@ def test_prices_are_those_of_the_plans(batches: str) -> None:
     configs = SPACE.sample(20, seed=1)
     for config, bound in zip(configs, problem.epsilon_bounds(configs), strict=True):
         assert problem.epsilon(config) <= bound * (1 + 1e-9)
+
+
+def test_bounds_cover_what_is_released_beside_the_models() -> None:
+    each = trainer().beside(gaussian_guarantee(sensitivity=1.0, mu=0.5))
+    problem = each.problem(SPACE, **FIXED, epochs=3)
+    (bound,) = problem.epsilon_bounds([CONFIG])
+    assert problem.epsilon(CONFIG) <= bound
+    assert bound > trainer().problem(SPACE, **FIXED, epochs=3).epsilon(CONFIG)
 
 
 def test_utilities_are_those_of_replicates_and_travel() -> None:

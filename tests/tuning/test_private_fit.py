@@ -23,6 +23,7 @@ from botorch_dp.privacy import (
     NeighboringRelation,
     PrivacyBudget,
     PrivacyLedger,
+    gaussian_guarantee,
     gaussian_mu,
 )
 from botorch_dp.privacy.pld.composition import composed_delta
@@ -64,6 +65,12 @@ def trainer(**options: Any) -> DPTrainer:
 def fit(**options: Any) -> PrivateFit:
     settings = {"budget": BUDGET, "trials": 4, **options}
     return PrivateFit(settings.pop("trainer", None) or trainer(), SPACE, **settings)
+
+
+def test_what_a_trainer_releases_beside_its_models_is_not_in_the_budget() -> None:
+    released = gaussian_guarantee(sensitivity=1.0, mu=0.1)
+    with pytest.raises(PrivacyError, match="beside its models"):
+        fit(trainer=trainer().beside(released))
 
 
 @pytest.fixture
