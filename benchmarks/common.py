@@ -71,7 +71,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Example 4.1",
         "as in the text",
         "The data are drawn anew; the step size is ours.",
-        2.5,
+        3,
         "--examples 4.1",
         "--seeds 2 --steps 12",
     ),
@@ -80,9 +80,8 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Sopa2025",
         "Example 4.2",
         "as in the text",
-        "The data are drawn anew; coefficients, kernel and step size are ours, and B is the true "
-        "bound sqrt(2).",
-        1,
+        "The data are drawn anew; length-scale and step size are ours.",
+        3,
         "--examples 4.2",
         "--seeds 2 --steps 12",
     ),
@@ -100,7 +99,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "dp_gibo_tuning",
         "Sopa2025",
         "Example 4.3 as we would run it",
-        "as in the text",
+        "variant",
         "Inputs (uniform in the unit cube), 500 training records, a Matern kernel, a start in the "
         "middle, a clip norm from public records, a fixed radius and the step size are ours.",
         25,
@@ -110,7 +109,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
     Reproduction(
         "dp_gibo_tuning",
         "Sopa2025",
-        "Example 4.3 as printed, with the levels of mu of figure 4",
+        "Example 4.3 as printed, and two more levels of mu",
         "as in the text",
         "Inputs (uniform in the unit cube), 150 training records and the step size are ours; 1,500 "
         "validation records at 3 mu have the noise of the printed 4,500 at mu.",
@@ -178,7 +177,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Function draws are as in the text, with an effective length-scale of 6.25 in place of the "
         "printed 1.25. Loans and properties are public data of the same kind in place of the "
         "paper's, and the noise of their answers is ours.",
-        12,
+        15,
         "",
         "--runs 2 --steps 4 --rows 400",
     ),
@@ -205,9 +204,10 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
     Reproduction(
         "dpareto_paper",
         "Avent2020",
-        "Tables 2 to 4 and figures 5 to 8",
-        "as in the text",
-        "Sizes are reduced by default; --full is the paper's.",
+        "Table 2 and figure 5 at a reduced size",
+        "variant",
+        "Trials, epochs and trainings are fewer; fronts are trained again. Figures 6 to 8 are not "
+        "made.",
         17,
     ),
     Reproduction(
@@ -215,7 +215,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Avent2020",
         "Table 2: the lead over 19 disjoint draws of random points",
         "as in the text",
-        "Ten trainings of each point, as in the text; three studies of each setting.",
+        "Ten trainings of each point, as in the published code (R in the text).",
         120,
         "",
         "--settings LogReg+SGD --replicates 1 --points 57 --fewer 19 --trials 18 --seeds 1",

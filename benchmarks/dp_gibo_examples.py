@@ -1,14 +1,18 @@
-"""Examples 4.1 and 4.2 of the DP-GIBO paper [Sopa2025], with figures after the paper's.
+"""Examples 4.1 and 4.2 of the DP-GIBO paper [Sopa2025], and its theorems as printed.
 
     OMP_NUM_THREADS=1 python -m benchmarks.dp_gibo_examples [--examples 4.1 4.2] [--seeds 30]
 
-- 4.1: the mean of n = 50 draws of N(1, I) in d = 5, squared loss, polynomial kernel of degree 2,
-  start 0, B = 1, b = 3, T = 150, mu = .5 and 2. Panels: distance from the mean of the records;
-  trace of the gradient's covariance; bias of clipping and noise against B.
-- 4.2: linear regression with Huber's loss (c = 1) and weights min(1, 2 / |x|^2), d = 4, n = 100,
-  b = 2, T = 100, mu = 1, against noisy and plain gradient descent. A gradient is at most max |x|
-  min(1, 2 / |x|^2) = sqrt(2) long, and that is B here.
+Points minimize the trace (line 4 of Algorithm 1) under a prior mean of zero, as printed; a row of
+each example has our default, a simplex under an unknown mean.
 
+- 4.1: the mean of n = 50 draws of N(1, I) in d = 5, squared loss, polynomial kernel of degree 2,
+  start 0, B = 1, b = 3, T = 150, mu = .5 and 2. The panels of figure 1 (a coordinate, the negative
+  log-likelihood, the bias of the inferred gradient beside the noise), and the bias of clipping.
+- 4.2: linear regression with Huber's loss (c = 1) and weights min(1, 2 / |x|^2), d = 4, n = 100,
+  b = 2, T = 100, mu = 1, against noisy and plain gradient descent. B = 1 as printed, and
+  max |x| min(1, 2 / |x|^2) = sqrt(2), which is how long a gradient can be.
+- Theorems 3.2 and 3.3 and Corollaries 3.4 and 3.6 beside the runs of 4.1 (in 4.2 the losses are
+  not in the kernel's space), and V of all four examples.
 - ``placement``: the trace of the gradient's covariance after the points of one step, over the least
   one that was found, with no, 8 and 50 points nearby and noise variances from 1e-2 to 1e-6.
 
@@ -270,73 +274,202 @@ def clipped_limit(data: Tensor, bound: float) -> Tensor:
     return x
 
 
+AS_PRINTED = Design("optimize", batch_size=3, mean="zero")
+
+
 def mean_by_descent(
-    data: Tensor, *, mu: float, bound: float, steps: int, seed: int
+    data: Tensor,
+    *,
+    mu: float,
+    bound: float,
+    steps: int,
+    seed: int,
+    design: Design = AS_PRINTED,
+    asked: list[Tensor] | None = None,
 ) -> DescentResult:
+    """A run of example 4.1; the points of each step are added to ``asked``."""
+
+    def losses(X: Tensor) -> Tensor:
+        if asked is not None:
+            asked.append(X.clone())
+        return 0.5 * (X.unsqueeze(1) - data).square().sum(-1)
+
     return DPGIBO(
-        lambda X: 0.5 * (X.unsqueeze(1) - data).square().sum(-1),
+        losses,
         torch.zeros(5, dtype=torch.double),
         kernel=quadratic_kernel(),
         mu=mu,
         steps=steps,
         clip_norm=bound,
-        design=Design(batch_size=3),
+        design=design,
         step_size=0.1,
         unsafe_seed=seed,
     ).run()
 
 
+def inference_bias(data: Tensor, result: DescentResult, asked: list[Tensor]) -> list[float]:
+    """How far the inferred mean gradient was from the true one in each step of a run of 4.1.
+
+    ``grad k(x, D) k(D, D)^+ f(D)`` with ``k(x, y) = (x . y + 1)^2``, where ``^+`` is a
+    pseudo-inverse: the kernel has rank 21.
+    """
+    biases, blocks = [], iter(asked)
+    D = torch.empty(0, 5, dtype=torch.double)
+    for location, record in zip(result.trajectory.value, result.history, strict=False):
+        if record.evaluations:
+            D = torch.cat([D, next(blocks)])
+        mean_losses = 0.5 * (D.unsqueeze(1) - data).square().sum(-1).mean(-1)
+        slopes = 2 * (D @ location + 1).unsqueeze(-1) * D
+        gram = (D @ D.mT + 1).square()
+        inferred = slopes.mT @ torch.linalg.pinv(gram, rtol=1e-10, hermitian=True) @ mean_losses
+        biases.append(float((inferred - (location - data.mean(0))).norm()))
+    return biases
+
+
+@dataclass(frozen=True)
+class PrintedBounds:
+    """Theorems 3.2 and 3.3 and Corollary 3.4 of [Sopa2025] as printed, with what they bound.
+
+    Args:
+        V: ``M (2 + M / (2 B^2))``, ``M = 2 B^2 sqrt(T) (4 sqrt(d) + 2 sqrt(2 log(T / delta))) /
+            (n mu)``.
+        mean_square: Theorem 3.2, on the mean squared gradient ``Psi_T``.
+        gap: Theorem 3.3, on ``F_T``.
+        distance: Corollary 3.4.
+    """
+
+    V: float
+    mean_square: float
+    gap: float
+    distance: float
+
+
+def printed_V(
+    *, bound: float, steps: int, dim: int, num_records: int, mu: float, delta: float = 0.05
+) -> float:
+    """``V`` of Theorem 3.2."""
+    spread = 4 * math.sqrt(dim) + 2 * math.sqrt(2 * math.log(steps / delta))
+    M = 2 * bound**2 * math.sqrt(steps) * spread / (num_records * mu)
+    return M * (2 + M / (2 * bound**2))
+
+
+#: ``B, T, d, n, mu`` of the four examples; 4.1 has two levels of mu.
+PRINTED_SETTINGS: dict[str, dict[str, Any]] = {
+    "4.1, mu = 0.5": {"bound": 1, "steps": 150, "dim": 5, "num_records": 50, "mu": 0.5},
+    "4.1, mu = 2": {"bound": 1, "steps": 150, "dim": 5, "num_records": 50, "mu": 2},
+    "4.2": {"bound": 1, "steps": 100, "dim": 4, "num_records": 100, "mu": 1},
+    "4.3": {"bound": 1, "steps": 25, "dim": 10, "num_records": 4500, "mu": 1},
+    "4.4": {"bound": 1, "steps": 25, "dim": 33, "num_records": 5000, "mu": 1},
+}
+
+
+def printed_bounds(
+    traces: list[float],
+    V: float,
+    *,
+    step_size: float,
+    smoothness: float,
+    convexity: float,
+    record_norm: float,
+    start_gap: float,
+) -> PrintedBounds:
+    """The theorems for the traces of one run; Corollary 3.6 is a trace of ``epsilon`` in each step.
+
+    Args:
+        traces: Of the gradient's posterior covariance, one for each step.
+        V: See :func:`printed_V`.
+        step_size: ``eta``.
+        smoothness: ``L``.
+        convexity: ``tau``.
+        record_norm: ``C_X``, the largest norm of a record's loss in the kernel's space.
+        start_gap: ``F_0``.
+    """
+    T, rate = len(traces), 1 - step_size * convexity
+    mean_square = 2 * start_gap * smoothness / T + record_norm**2 * math.fsum(traces) / T + 2 * V
+    weighted = math.fsum(rate ** (T - 1 - t) * trace for t, trace in enumerate(traces))
+    r_geom = record_norm**2 * step_size / 2 * weighted + V / convexity
+    gap = rate**T * start_gap + r_geom
+    return PrintedBounds(V, mean_square, gap, math.sqrt(gap / convexity))
+
+
 def example_41(seeds: int, steps: int) -> dict[str, Any]:
     data = normal_data()
     target, limit = data.mean(0), clipped_limit(data, 1.0)
-    #: The norm of x -> |x - a|^2 / 2 up to a constant in the kernel's space.
-    norm = math.sqrt(5 / 4 + float(data.square().sum(-1).max()) / 2)
-    distances: dict[str, Tensor] = {}
-    traces: dict[str, Tensor] = {}
-    bounds: dict[str, float] = {}
-    for mu in (0.5, 2.0, math.inf):
-        name = "without noise" if math.isinf(mu) else f"mu = {mu:g}"
+    squares = data.square().sum(-1)
+    #: Norms of x -> |x - a|^2 / 2 in the kernel's space, and up to a constant.
+    norm = float((squares.square() / 4 + squares / 2 + 5 / 4).max().sqrt())
+    norm_up_to_constant = math.sqrt(5 / 4 + float(squares.max()) / 2)
+    longest = float((data - target).norm(dim=-1).max()) + float(target.norm())
+    ways: dict[str, tuple[float, float, Design]] = {
+        "mu = 0.5": (0.5, 1.0, AS_PRINTED),
+        "mu = 2": (2.0, 1.0, AS_PRINTED),
+        "mu = 2, a simplex and an unknown mean": (2.0, 1.0, Design(batch_size=3)),
+        "mu = 2, Algorithm 2 with tolerance 0.01": (
+            2.0, 1.0, Design("optimize", mean="zero", tolerance=0.01),
+        ),
+        "without noise": (math.inf, 1.0, AS_PRINTED),
+        "without noise or clipping": (math.inf, math.inf, AS_PRINTED),
+    }  # fmt: skip
+    runs: dict[str, list[DescentResult]] = {}
+    for name, (mu, bound, design) in ways.items():
         count = seeds if math.isfinite(mu) else 1
-        runs = [
-            mean_by_descent(data, mu=mu, bound=1.0, steps=steps, seed=seed) for seed in range(count)
+        runs[name] = [
+            mean_by_descent(data, mu=mu, bound=bound, steps=steps, seed=seed, design=design)
+            for seed in range(count)
         ]
-        distances[name] = torch.stack([(r.trajectory.value - target).norm(dim=-1) for r in runs])
-        traces[name] = torch.tensor([[s.trace for s in r.history] for r in runs]).double()
-        longest = float((data - target).norm(dim=-1).max()) + float(target.norm())
-        bound = descent_bound(
-            runs[0],
+    distances = {
+        name: torch.stack([(r.trajectory.value - target).norm(dim=-1) for r in found])
+        for name, found in runs.items()
+    }
+    bounds = {
+        name: descent_bound(
+            found[0],
             step_size=0.1,
-            clip_norm=1.0,
+            clip_norm=ways[name][1],
+            smoothness=1.0,
+            convexity=1.0,
+            record_norm=norm_up_to_constant,
+            gradient_bound=longest if math.isfinite(ways[name][1]) else None,
+            start_distance=float(target.norm()),
+        ).distance
+        for name, found in runs.items()
+    }
+    theorems = {}
+    for name in list(ways)[:4]:
+        setting = {**PRINTED_SETTINGS[f"4.1, {name.split(',')[0]}"], "steps": steps}
+        printed = printed_bounds(
+            [record.trace for record in runs[name][0].history],
+            printed_V(**setting),
+            step_size=0.1,
             smoothness=1.0,
             convexity=1.0,
             record_norm=norm,
-            gradient_bound=longest,
-            start_distance=float(target.norm()),
+            start_gap=float(target.square().sum()) / 2,
         )
-        bounds[f"{name}, B = 1"] = bound.distance
-    unclipped = mean_by_descent(data, mu=math.inf, bound=math.inf, steps=steps, seed=0)
-    exact = (unclipped.trajectory.value - target).norm(dim=-1)
-    distances["without noise or clipping"] = exact.unsqueeze(0)
-    bounds["without noise or clipping"] = descent_bound(
-        unclipped,
-        step_size=0.1,
-        clip_norm=math.inf,
-        smoothness=1.0,
-        convexity=1.0,
-        record_norm=norm,
-        start_distance=float(target.norm()),
-    ).distance
+        squared = distances[name].square()
+        theorems[name] = {
+            "printed": printed,
+            "mean squared gradient": float(squared[:, :-1].mean(1).max()),
+            "gap": float(squared[:, -1].max()) / 2,
+            "distance": float(distances[name][:, -1].max()),
+        }
+    asked: list[Tensor] = []
+    private = mean_by_descent(data, mu=0.5, bound=1.0, steps=steps, seed=0, asked=asked)
+    noise_std = private.location.scale or 0.0
+    bias = inference_bias(data, private, asked)
     sweep = clipping_against_noise(data, target, max(seeds // 3, 1), steps)
-    _figure_41(distances, traces, sweep, steps)
+    _figure_41(runs, data, bias, noise_std, sweep)
     return {
         "records": "50 draws of N(1, I), d = 5",
         "steps": steps,
         "distance of the limit of clipped descent from the mean": float((limit - target).norm()),
         "final distance from the mean": {k: interval(p[:, -1]) for k, p in distances.items()},
+        "evaluations": {k: sum(r.evaluations for r in f[0].history) for k, f in runs.items()},
         "bound on the distance (root mean square)": bounds,
-        "step at which the gradient is known": {
-            name: int((trace[0] < 1e-8).double().argmax()) + 1 for name, trace in traces.items()
-        },
+        "theorems as printed, delta = 0.05, and the largest of all seeds": theorems,
+        "V of the examples": {k: printed_V(**s) for k, s in PRINTED_SETTINGS.items()},
+        "bias of the inferred gradient, mu = 0.5": bias,
+        "noise of a step, root mean square length": noise_std * math.sqrt(5),
         "bias and noise by clip norm, mu = 2": sweep,
     }
 
@@ -364,34 +497,46 @@ def clipping_against_noise(
 
 
 def _figure_41(
-    distances: dict[str, Tensor], traces: dict[str, Tensor], sweep: list[Any], steps: int
+    runs: dict[str, list[DescentResult]],
+    data: Tensor,
+    bias: list[float],
+    noise_std: float,
+    sweep: list[Any],
 ) -> None:
     import matplotlib.pyplot as plt
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.4), layout="constrained")
-    draw_quartiles(
-        left,
-        {k: p.clamp_min(1e-6) for k, p in distances.items()},
-        "distance from the records' mean (floor 1e-6)",
-    )
-    draw_quartiles(
-        middle,
-        {"any mu": traces["mu = 0.5"].clamp_min(1e-9)},
-        "trace of the gradient's covariance (floor 1e-9)",
-    )
-    middle.set_xlim(0, 20)
+    shown = ("mu = 0.5", "mu = 2", "without noise")
+    paths = {name: torch.stack([r.trajectory.value for r in runs[name]]) for name in shown}
+    figure, axes = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
+    coordinate, likelihood, biases, clipping = axes.flat
+    draw_quartiles(coordinate, {k: p[..., 0] for k, p in paths.items()}, "first coordinate")
+    coordinate.axhline(float(data[:, 0].mean()), color="0.6", lw=1)
+    coordinate.set_yscale("linear")
+    values = {
+        name: 0.5 * (path.unsqueeze(-2) - data).square().sum(-1).mean(-1)
+        for name, path in paths.items()
+    }
+    draw_quartiles(likelihood, values, "negative log-likelihood, up to a constant")
+    steps = range(len(bias))
+    biases.plot(steps, [max(each, 1e-12) for each in bias], label="bias of the inferred gradient")
+    biases.axhline(noise_std * math.sqrt(5), color="C1", label="noise (root mean square)")
+    biases.set(xlabel="step", ylabel="length, mu = 0.5 (floor 1e-12)", yscale="log")
+    biases.legend(frameon=False, fontsize=10)
     norms = [row["clip norm"] for row in sweep]
-    right.plot(norms, [max(row["bias"], 1e-3) for row in sweep], "o--", label="bias of clipping")
+    clipping.plot(norms, [max(row["bias"], 1e-3) for row in sweep], "o--", label="bias of clipping")
     means = [row["distance"] for row in sweep]
-    right.plot(norms, [getattr(m, "mean", m) for m in means], "s-", label="bias and noise, mu = 2")
-    right.set(xscale="log", yscale="log", xlabel="clip norm B")
-    right.set_xticks(norms, [f"{norm:g}" for norm in norms])
-    right.minorticks_off()
-    right.set_ylabel("final distance from the mean (floor 1e-3)")
-    right.legend(frameon=False, fontsize=10)
+    clipping.plot(
+        norms, [getattr(m, "mean", m) for m in means], "s-", label="bias and noise, mu = 2"
+    )
+    clipping.set(xscale="log", yscale="log", xlabel="clip norm B")
+    clipping.set_xticks(norms, [f"{norm:g}" for norm in norms])
+    clipping.minorticks_off()
+    clipping.set_ylabel("final distance from the mean (floor 1e-3)")
+    clipping.legend(frameon=False, fontsize=10)
     figure.suptitle(
-        f"Example 4.1 of Sopa et al.: d = 5, n = 50, b = 3, T = {steps}, B = 1 left and middle.\n"
-        "mu-GDP over all steps, replace-one; simulated noise, median and quartiles over seeds",
+        f"Example 4.1 of Sopa et al.: d = 5, n = 50, b = 3, T = {len(bias)}, B = 1, line 4.\n"
+        "The first three panels are those of figure 1. mu-GDP over all steps, replace-one;\n"
+        "simulated noise, median and quartiles over seeds",
         fontsize=10,
     )
     figure.savefig(results_folder() / "dp_gibo_41.png", dpi=110)
@@ -413,28 +558,34 @@ def huber(residuals: Tensor) -> Tensor:
 
 def example_42(seeds: int, steps: int) -> dict[str, Any]:
     X, y = regression_data()
-    n, mu, bound, step_size = len(y), 1.0, math.sqrt(2.0), 0.3
+    n, mu, step_size = len(y), 1.0, 0.3
     weights = (2 / X.square().sum(-1)).clamp_max(1.0)
     start = torch.zeros(4, dtype=torch.double)
 
     def losses(theta: Tensor) -> Tensor:
         return weights * huber(theta @ X.T - y)
 
-    def gradient(theta: Tensor) -> Tensor:
-        return ((weights * (X @ theta - y).clamp(-1, 1)).unsqueeze(-1) * X).mean(0)
+    def gradients(theta: Tensor) -> Tensor:
+        return (weights * (X @ theta - y).clamp(-1, 1)).unsqueeze(-1) * X
 
-    def descent(seed: int, noise: float) -> Tensor:
+    def gradient(theta: Tensor) -> Tensor:
+        return gradients(theta).mean(0)
+
+    def descent(seed: int, bound: float, noise: float) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         path = [start]
         for _ in range(steps):
+            each = gradients(path[-1])
+            clipped = (each * (bound / each.norm(dim=1, keepdim=True)).clamp_max(1.0)).mean(0)
             error = noise * torch.randn(4, dtype=torch.double, generator=generator)
-            path.append(path[-1] - step_size * (gradient(path[-1]) + error))
+            path.append(path[-1] - step_size * (clipped + error))
         return torch.stack(path)
 
     kernel = RBFKernel().double()
     kernel.lengthscale = 2.0
+    printed, ours = Design("optimize", batch_size=2, mean="zero"), Design(batch_size=2)
 
-    def gibo(seed: int, mu: float) -> Tensor:
+    def gibo(seed: int, mu: float, bound: float, design: Design) -> Tensor:
         return (
             DPGIBO(
                 losses,
@@ -443,7 +594,7 @@ def example_42(seeds: int, steps: int) -> dict[str, Any]:
                 mu=mu,
                 steps=steps,
                 clip_norm=bound,
-                design=Design(batch_size=2),
+                design=design,
                 step_size=step_size,
                 unsafe_seed=seed,
             )
@@ -454,15 +605,19 @@ def example_42(seeds: int, steps: int) -> dict[str, Any]:
     optimum = start
     for _ in range(20_000):
         optimum = optimum - gradient(optimum)
-    noise = DescentSettings(torch.zeros(1), mu, steps, bound).noise_std(n)
-    paths = {
-        "DP-GIBO, mu = 1": torch.stack([gibo(seed, mu) for seed in range(seeds)]),
-        "noisy gradient descent, mu = 1": torch.stack(
-            [descent(seed, noise) for seed in range(seeds)]
-        ),
-        "GIBO without noise": gibo(0, math.inf).unsqueeze(0),
-        "gradient descent": descent(0, 0.0).unsqueeze(0),
-    }
+    paths: dict[str, Tensor] = {}
+    for name, bound in (("1", 1.0), ("sqrt(2)", math.sqrt(2))):
+        noise = DescentSettings(torch.zeros(1), mu, steps, bound).noise_std(n)
+        paths[f"DP-GIBO, B = {name}"] = torch.stack(
+            [gibo(seed, mu, bound, printed) for seed in range(seeds)]
+        )
+        paths[f"noisy gradient descent, B = {name}"] = torch.stack(
+            [descent(seed, bound, noise) for seed in range(seeds)]
+        )
+    simplex = [gibo(seed, mu, 1.0, ours) for seed in range(seeds)]
+    paths["DP-GIBO, B = 1, a simplex and an unknown mean"] = torch.stack(simplex)
+    paths["GIBO without noise, B = 1"] = gibo(0, math.inf, 1.0, printed).unsqueeze(0)
+    paths["gradient descent"] = descent(0, math.inf, 0.0).unsqueeze(0)
     lengths = {
         name: torch.stack([torch.stack([gradient(x) for x in path]) for path in p]).norm(dim=-1)
         for name, p in paths.items()
@@ -470,16 +625,14 @@ def example_42(seeds: int, steps: int) -> dict[str, Any]:
     errors = {name: (p - optimum).norm(dim=-1) for name, p in paths.items()}
     import matplotlib.pyplot as plt
 
+    drawn = [name for name in paths if "sqrt" not in name and "simplex" not in name]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.4), layout="constrained")
+    draw_quartiles(left, {k: lengths[k].clamp_min(1e-5) for k in drawn}, "length of the gradient")
     draw_quartiles(
-        left, {k: v.clamp_min(1e-5) for k, v in lengths.items()}, "length of the gradient"
-    )
-    draw_quartiles(
-        right, {k: v.clamp_min(1e-5) for k, v in errors.items()}, "distance from the minimum"
+        right, {k: errors[k].clamp_min(1e-5) for k in drawn}, "distance from the minimum"
     )
     figure.suptitle(
-        f"Example 4.2 of Sopa et al.: Huber regression, d = 4, n = 100, b = 2, T = {steps}\n"
-        "B = 1.41; "
+        f"Example 4.2 of Sopa et al.: Huber regression, d = 4, n = 100, b = 2, T = {steps}, B = 1\n"
         "1-GDP over all steps, replace-one; simulated noise, median and quartiles; floor 1e-5",
         fontsize=10,
     )
@@ -490,9 +643,13 @@ def example_42(seeds: int, steps: int) -> dict[str, Any]:
         "steps": steps,
         "final distance from the minimum": {name: interval(e) for name, e in last.items()},
         "final length of the gradient": {k: interval(v[:, -1]) for k, v in lengths.items()},
-        "DP-GIBO minus noisy gradient descent, distance": paired_interval(
-            last["DP-GIBO, mu = 1"].tolist(), last["noisy gradient descent, mu = 1"].tolist()
-        ),
+        "DP-GIBO minus noisy gradient descent, distance": {
+            f"B = {name}": paired_interval(
+                last[f"DP-GIBO, B = {name}"].tolist(),
+                last[f"noisy gradient descent, B = {name}"].tolist(),
+            )
+            for name in ("1", "sqrt(2)")
+        },
     }
 
 

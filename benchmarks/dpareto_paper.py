@@ -5,7 +5,7 @@ each parameter. A study chooses its front from noisy trials, so the best of them
 fronts are *evaluated again* with fresh seeds, and what was observed first stands beside that. All
 methods share the seeds of their studies; differences are paired over them.
 
-By default sizes are reduced so that all of it takes some twenty minutes of one core (see
+By default this is a variant with reduced sizes, which takes some twenty minutes of one core (see
 ``REDUCED``): fewer epochs, trials and replicates; all training records are used.
 ``--full`` takes the paper's sizes: 16 + 256 trials of 10 replicates, 1,500 random points as in
 figure 5, and grids linear in the parameters; random points and grids on Adult have the learning

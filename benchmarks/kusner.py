@@ -78,8 +78,9 @@ def published_choice(
 ) -> tuple[float, float]:
     """Theorem 2 as printed: what the noise may cost but for that probability, and the search.
 
-    The conference's is about the posterior mean. The workshop's is about the objective, and adds
-    ``2 sqrt(beta_T) + q`` with ``q = noise_std sqrt(4 log(3 / delta))``.
+    Both bound the posterior mean of the published choice from below: the conference's by the
+    largest posterior mean, the workshop's by the largest value of the objective, for which it
+    subtracts ``2 sqrt(beta_T) + q`` with ``q = noise_std sqrt(4 log(3 / delta))``.
     """
     tail = choice.scale * (math.log(choice.num_choices) + math.log(1 / coins))
     if edition == "icml2015":

@@ -12,8 +12,10 @@ transform, which has no guarantee, stands ``GaussianNoiseCurator`` at the same (
   regret of about .8 and is run once for comparison.
 - Loans (4 to 6) and property (7 to 9): stand-in data, public sets of the same kind in place of the
   paper's. Single rows are far noisier than what can be predicted (one lucky loan is no good loan),
-  so the values are those that a GP explains; prices are log-transformed first. The noise of an
-  answer is ours there.
+  so the values are those that a GP explains; prices are log-transformed first, and the lowest one
+  is looked for. The noise of an answer is ours there.
+- Figure 2: its three panels at their printed r and epsilons, with the excess over the search
+  without privacy that the text prints.
 - Variants of 4 to 9: the stand-in rows need no lifting at the printed epsilon for any printed r, so
   the jump of the printed tables cannot appear. Each of these tables is run once more at the epsilon
   at which our rows reach the threshold at r = 10, 15 and 20.
@@ -45,6 +47,7 @@ from tqdm.auto import tqdm
 from benchmarks.common import (
     BenchmarkParser,
     mean_interval,
+    paired_interval,
     results_folder,
     save_results,
     seconds,
@@ -58,12 +61,11 @@ from botorch_dp.outsourced import (
     Modeler,
     RandomProjectionCurator,
     choose_projection_dim,
+    singular_floor,
 )
 
 #: The lemma's and our distortion fail with this probability.
 DISTORTION_DELTA = 0.05
-#: The curves of figure 2 here: a projection dimension that all nine tables have.
-SHOWN = 15
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,12 @@ TABLES = (
     _table(8, "property", 2.8, _SECOND, 0.567, 0.553, 0.479, 0.453, 0.493, 0.520),
     _table(9, "property", 3.0, _THIRD, 0.591, 0.523, 0.486, 0.482, 0.489, 0.488),
 )  # fmt: skip
+#: Figure 2: the panel, r, and the printed excess regret over the search without privacy by ln eps.
+FIGURE_2 = {
+    "synthetic": ("a", 10, {1.1: 0.011, 0.9: 0.069, 0.0: 0.099}),
+    "loans": ("b", 15, {2.9: 0.003, 2.0: 0.019, 1.0: 0.05}),
+    "property": ("c", 15, {2.8: 0.051, 1.0: 0.017, 0.5: 0.082}),
+}
 #: The thresholds of the variants of a data set's three tables.
 THRESHOLDS = (10, 15, 20)
 
@@ -181,7 +189,7 @@ def branin() -> Problem:
         + 10
     )
     value = -(value - value.mean()) / value.std()
-    return Problem("Branin-Hoo (not in the paper)", scaled(grid), lambda seed: value, 6.0)
+    return Problem("Branin-Hoo (appendix A)", scaled(grid), lambda seed: value, 6.0)
 
 
 def explained(name: str, X: np.ndarray, y: np.ndarray) -> Problem:
@@ -222,7 +230,7 @@ def problem_of(data: str, rows: int | None) -> Problem | None:
         if data == "loans":
             X, y = np.log1p(arrays["X"]), arrays["roi"]
         else:
-            X, y = arrays["X"], np.log(arrays["price_per_sqm"])
+            X, y = arrays["X"], -np.log(arrays["price_per_sqm"])  # the cheapest is the best
     return explained(data, X[:rows], y[:rows])
 
 
@@ -318,8 +326,31 @@ def table_results(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
             "squared distances, without lifting": list(
                 kept_distances(*problem.X.shape, r, DISTORTION_DELTA)
             ),
+            "C' of theorem 2": lifting_factor(problem.X, r=r, epsilon=epsilon, delta=table.delta),
         }
     return entry
+
+
+def figure_2(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
+    """A panel of figure 2 at its printed r and epsilons: curves, and the excess regret at the end.
+
+    The excess is that of run ``seed`` over the search without privacy on the same function.
+    """
+    panel, r, printed = FIGURE_2[table.data]
+    plain = [search(problem, table, as_they_are, seed)[0] for seed in range(runs)]
+    found: dict[str, Any] = {"panel": panel, "r": r, "without privacy": summary(plain), "by ln": {}}
+    for log_epsilon, excess in printed.items():
+        epsilon = math.exp(log_epsilon)
+        send = partial(projected, r=r, epsilon=epsilon)
+        curves = [search(problem, table, send, seed)[0] for seed in range(runs)]
+        found["by ln"][str(log_epsilon)] = {
+            **summary(curves),
+            "excess": paired_interval([c[-1] for c in curves], [c[-1] for c in plain]),
+            "printed excess": excess,
+            "C' of theorem 2": lifting_factor(problem.X, r=r, epsilon=epsilon, delta=table.delta),
+            "Gaussian noise": measured(problem, table, partial(noised, epsilon=epsilon), runs),
+        }
+    return found
 
 
 # --- What the paper states about distances, and what the curator can certify. ---
@@ -348,6 +379,13 @@ def kept_distances(num_rows: int, dim: int, columns: int, delta: float) -> tuple
     return low, min(float(chi2.isf(tail, columns)) / columns, (1 + around) ** 2)
 
 
+def lifting_factor(X: Tensor, *, r: int, epsilon: float, delta: float) -> float:
+    """``C'`` of Theorem 2: 1, or ``1 + omega^2 / sigma_min^2`` where rows have to be lifted."""
+    smallest = float(torch.linalg.svdvals(X - X.mean(0))[-1])
+    omega = singular_floor(projection_dim=r, epsilon=epsilon, delta=delta)
+    return 1.0 if smallest >= omega else 1 + (omega / smallest) ** 2
+
+
 def exact_columns(num_rows: int, dim: int, distortion: float, delta: float) -> int:
     """The fewest columns for which :func:`kept_distances` lie within ``1 +- distortion``."""
 
@@ -371,15 +409,15 @@ def lemma(num_rows: int, dim: int) -> list[dict[str, Any]]:
     ]
 
 
-def largest_share_of_others(X: Tensor, kernel: Kernel) -> float:
-    """The largest sum of a row of the kernel matrix besides the diagonal, which is 1.
+def definition_3(X: Tensor, kernel: Kernel) -> float:
+    """What Definition 3 asks the diagonal of a kernel matrix, which is 1 here, to be at least.
 
-    Theorem 3 assumes a diagonally dominant kernel matrix (Definition 3); in the usual sense it is
-    one if this is at most 1.
+    ``(sqrt(|X0| - 1) + 1) sum_{x'} k(x, x')`` over the other rows ``x'`` of ``X0``, for the row
+    ``x`` with the largest sum. Theorem 3 assumes that this is at most 1.
     """
     with torch.no_grad():
-        rows = [(kernel(part, X).to_dense().sum(-1) - 1).max() for part in X.split(1000)]
-    return float(torch.stack(rows).max())
+        sums = [(kernel(part, X).to_dense().sum(-1) - 1).max() for part in X.split(1000)]
+    return (math.sqrt(len(X) - 1) + 1) * float(torch.stack(sums).max())
 
 
 def dominance(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
@@ -392,9 +430,9 @@ def dominance(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
         for seed in range(runs):
             _, history = search(problem, table, as_they_are, seed)
             unique = sorted({answer.index for answer in history})
-            visited.append(largest_share_of_others(problem.X[unique], kernel))
+            visited.append(definition_3(problem.X[unique], kernel))
         found[name] = {
-            "all rows": largest_share_of_others(problem.X, kernel),
+            "all rows": definition_3(problem.X, kernel),
             "different rows that a search asked for": mean_interval(visited),
         }
     return found
@@ -474,6 +512,8 @@ def main() -> None:
         if table.data != "synthetic":
             ours = table_results(problem, variant(table, problem.X), options.runs)
             results["variants"][str(table.number)] = ours
+        if table.number in (1, 4, 7):
+            results.setdefault("figure 2", {})[table.data] = figure_2(problem, table, options.runs)
         if table.number == 1:
             results |= beside_table_1(problem, table, options.runs, options.batch)
         tqdm.write(
@@ -507,10 +547,10 @@ def beside_table_1(problem: Problem, table: Table, runs: int, batch: int) -> dic
         },
         "lemma 1": lemma(len(problem.X), 2),
         "certificates": certificates(problem, table, min(runs, 20)),
-        "sum of the other entries of a row": dominance(problem, table, min(runs, 20)),
+        "right side of definition 3": dominance(problem, table, min(runs, 20)),
         "seconds, 36,000 rows x 50 steps": seconds(lambda: timing.run(lambda i: 0.0, 50)),
     }
-    for name in ("batches", "lemma 1", "certificates", "sum of the other entries of a row"):
+    for name in ("batches", "lemma 1", "certificates", "right side of definition 3"):
         tqdm.write(f"{name}: {found[name]}")
     return found
 
@@ -524,8 +564,8 @@ def draw(results: dict[str, Any]) -> None:
         by_data.setdefault(entry["record"]["data"], []).append((number, entry))
     figure = Figure(figsize=(4.6 * len(by_data), 11.0), layout="constrained")
     axes = figure.subplots(2, len(by_data), squeeze=False)
-    for (above, below), letter, entries in zip(axes.T, "abc", by_data.values(), strict=False):
-        _draw_curves(above, letter, [entry for _, entry in entries])
+    for (above, below), (data, entries) in zip(axes.T, by_data.items(), strict=True):
+        _draw_curves(above, results["figure 2"][data], entries[0][1])
         _draw_cells(below, entries, results["variants"])
     axes[0, 0].set_ylabel("simple regret (standard deviations; floor .001)")
     axes[1, 0].set_ylabel("simple regret at the end")
@@ -533,23 +573,21 @@ def draw(results: dict[str, Any]) -> None:
         f"Kharkovskii et al., figure 2 (above) and tables 1 to 9 (below): means of "
         f"{results['runs']} runs, 95% intervals (*: at an epsilon of ours).\n"
         "Loans and property are stand-in data. Gaussian noise is (eps, delta)-DP for one row that "
-        f"moves by one unit;\nthe projections (above: to r = {SHOWN}) have no guarantee.",
+        "moves by one unit;\nthe projections have no guarantee.",
         fontsize=12,
     )
     figure.savefig(results_folder() / "outsourced.png", dpi=150)
 
 
-def _draw_curves(axis: Any, letter: str, entries: list[Any]) -> None:
-    first = entries[0]
+def _draw_curves(axis: Any, found: dict[str, Any], table: dict[str, Any]) -> None:
     curves: list[tuple[str, Any, str, str]] = [
-        ("random choice", first["random choice"], "0.6", "-"),
-        ("without privacy", first["without privacy"], "k", ":"),
+        ("random choice", table["random choice"], "0.6", "-"),
+        ("without privacy", found["without privacy"], "k", ":"),
     ]
-    for entry, colour in zip(entries, ("C0", "C1", "C2"), strict=False):
-        log_epsilon, cells = entry["record"]["log_epsilon"], entry["random projection"]
-        name = f"ln eps = {log_epsilon}"
-        curves.append((f"projection, {name}", cells[str(SHOWN)], colour, "--"))
-        curves.append((f"Gaussian noise, {name}", entry["Gaussian noise"], colour, "-"))
+    for (log_epsilon, cell), colour in zip(found["by ln"].items(), ("C0", "C1", "C2"), strict=True):
+        curves.append((f"projection, ln eps = {log_epsilon}", cell, colour, "--"))
+        noise = cell["Gaussian noise"]
+        curves.append((f"Gaussian noise, ln eps = {log_epsilon}", noise, colour, "-"))
     for label, cell, colour, style in curves:
         steps = range(1, len(cell["curve"]) + 1)
         axis.plot(steps, np.maximum(cell["curve"], 1e-3), color=colour, ls=style, label=label)
@@ -558,9 +596,8 @@ def _draw_curves(axis: Any, letter: str, entries: list[Any]) -> None:
         x = len(cell["curve"]) * (1.03 + 0.02 * place)
         ends = [max(cell["final"][end], 1e-3) for end in ("low", "high")]
         axis.plot([x, x], ends, color=colour, lw=2, ls=style)
-    record = first["record"]
     axis.set_title(
-        f"2{letter}: {record['data']}, {first['rows']:,} rows, delta = {record['delta']:g}"
+        f"2{found['panel']}: {table['record']['data']}, {table['rows']:,} rows, r = {found['r']}"
     )
     axis.set(xlabel="queries", yscale="log")
     _legend_below(axis)

@@ -420,9 +420,10 @@ class LipschitzMaximum(LaplaceMaximum):
     record, **conditional** only on the constants being true.
 
     The printed theorem has ``G = min(g*, L / lambda_min)``: the distance of one score from the one
-    at ``w = 0``, not of two records' scores from each other. For the paper's own normalized sigmoid
-    (``L = 1/4``) and a flipped label at ``lambda = 1`` the true epsilon is 1.85 times the
-    stated one. ``edition="icml2015"`` computes with it and promises nothing.
+    at ``w = 0``, not of two records' scores from each other. With ``1 / (1 + exp(-z))`` as the
+    normalized sigmoid (``L = 1/4``; the paper prints neither) and a flipped label at ``lambda = 1``
+    the true epsilon is 1.85 times the stated one. ``edition="icml2015"`` computes with it and
+    promises nothing.
 
     Args:
         epsilon: The privacy parameter.

@@ -9,7 +9,15 @@ import pytest
 import torch
 from gpytorch.kernels import PolynomialKernel, RBFKernel
 
-from benchmarks.dp_gibo_examples import descent_bound
+from benchmarks.dp_gibo_examples import (
+    PRINTED_SETTINGS,
+    descent_bound,
+    inference_bias,
+    mean_by_descent,
+    normal_data,
+    printed_bounds,
+    printed_V,
+)
 from botorch_dp.descent import DPGIBO, DescentResult, Design
 from botorch_dp.descent.settings import DescentDiagnostics, DescentSettings, StepRecord
 from botorch_dp.models.gradient import GradientBelief, KernelFactor
@@ -32,6 +40,26 @@ def result_of(traces: list[float], noise_std: float = 0.0) -> DescentResult:
     history = tuple(StepRecord(3, 3, 0.1, trace) for trace in traces)
     steps = len(traces)
     return DescentResult(location, location, location, history, steps, DescentDiagnostics())
+
+
+def test_printed_theorems_by_hand() -> None:
+    """V of example 4.1 at mu = .5; then two steps with eta = .5, L = tau = 1, C = 2, F_0 = 8."""
+    M = 2 * math.sqrt(150) * (4 * math.sqrt(5) + 2 * math.sqrt(2 * math.log(150 / 0.05))) / 25
+    V = printed_V(**PRINTED_SETTINGS["4.1, mu = 0.5"])
+    assert V == pytest.approx(M * (2 + M / 2)) and V == pytest.approx(171.07, abs=0.01)
+    known = {"step_size": 0.5, "smoothness": 1.0, "convexity": 1.0, "record_norm": 2.0}
+    bounds = printed_bounds([0.04, 0.01], 0.1, start_gap=8.0, **known)
+    assert bounds.mean_square == pytest.approx(8 + 4 * 0.05 / 2 + 0.2)
+    assert bounds.gap == pytest.approx(2 + (0.5 * 0.04 + 0.01) + 0.1)
+    assert bounds.distance == pytest.approx(math.sqrt(bounds.gap))
+
+
+def test_the_inferred_gradient_of_example_41_becomes_exact() -> None:
+    asked: list[Any] = []
+    data = normal_data()
+    run = mean_by_descent(data, mu=0.05, bound=1.0, steps=10, seed=0, asked=asked)
+    bias = inference_bias(data, run, asked)
+    assert bias[0] > 1 and max(bias[7:]) < 1e-5
 
 
 def test_by_hand_without_noise() -> None:

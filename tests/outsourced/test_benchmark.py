@@ -11,13 +11,14 @@ from gpytorch.kernels import RBFKernel
 from benchmarks.outsourced import (
     TABLES,
     certified_regret,
+    definition_3,
     exact_columns,
     kept_distances,
-    largest_share_of_others,
     lemma_columns,
+    lifting_factor,
     variant,
 )
-from botorch_dp.outsourced import Modeler, choose_projection_dim
+from botorch_dp.outsourced import Modeler, choose_projection_dim, singular_floor
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.rand(60, 2, dtype=torch.double, generator=GENERATOR) * 3
@@ -89,6 +90,15 @@ def test_a_narrow_kernel_is_diagonally_dominant_and_a_wide_one_is_not() -> None:
     X = torch.arange(6.0, dtype=torch.double).unsqueeze(-1)
     kernel = RBFKernel().double()
     kernel.lengthscale = 0.3
-    assert largest_share_of_others(X, kernel) < 0.01
+    assert definition_3(X, kernel) < 1
     kernel.lengthscale = 3.0
-    assert largest_share_of_others(X, kernel) > 3
+    assert definition_3(X, kernel) > 3 * (math.sqrt(5) + 1)
+
+
+def test_lifting_stretches_distances_by_the_printed_factor() -> None:
+    """sigma_min = 2: at the floor nothing is lifted; at twice the floor, C' = 1 + 2^2."""
+    X = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1]], dtype=torch.double)
+    floor = singular_floor(projection_dim=3, epsilon=1.0, delta=1e-5)
+    at_floor = {"r": 3, "epsilon": floor / 2, "delta": 1e-5}
+    assert lifting_factor(X, **at_floor | {"epsilon": floor / 1.99}) == 1.0
+    assert lifting_factor(X, **at_floor | {"epsilon": floor / 4}) == pytest.approx(5.0)
