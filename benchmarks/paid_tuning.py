@@ -244,7 +244,7 @@ class Pools:
     def _parameters(self, way: str, epsilon: float) -> tuple[TrialNumber, float]:
         if (way, epsilon) not in self._known:
             fit = self.fit(way if way in NUMBERS else "selection", epsilon)
-            mu = fit._scoring.mu
+            mu = fit._score_noise.mu
             assert mu is not None
             self._known[way, epsilon] = fit.number, mu
         return self._known[way, epsilon]

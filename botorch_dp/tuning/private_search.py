@@ -1,12 +1,6 @@
 r"""One call that tunes on records which must not leak, and publishes one configuration.
 
-The routes are in :mod:`~botorch_dp.tuning.routes`; which one is taken follows from public numbers
-only. *Selection*: the mean scores of configurations that fill the space are compared by
-permute-and-flip. *Slope*: the slope of the scores over the whole space, and over narrower and
-narrower regions, is released with Laplace noise. *Descent*: from the middle of the space, gradients
-of single records are inferred from the scores around a location, clipped, averaged and released
-with Gaussian noise; everything after that is post-processing, and a Gaussian process that has seen
-the released gradients says where to go next.
+How it searches is a route of :mod:`~botorch_dp.tuning.routes`, which follows from public numbers.
 """
 
 from __future__ import annotations
@@ -82,7 +76,7 @@ class SearchResult(Release[dict[str, Any]]):
             scale = self.score.scale
             noise = "" if scale is None else f" (scale of its noise: {scale:.2g})"
             lines.append(f"Mean score: {self.score.value:.4g}{noise}")
-        lines += [str(self.guarantee), *charged_nowhere(self.facts["ledger"], self.guarantee)]
+        lines += [str(self.guarantee), *charged_nowhere(self.facts.get("ledger"), self.guarantee)]
         return "\n".join(lines)
 
 

@@ -197,7 +197,7 @@ class SelectionResult(Release[Any]):
             "Configuration: " + ", ".join(f"{name} = {value}" for name, value in shown.items()),
             f"Training records: {self.guarantee}",
             "" if self.test_guarantee is None else f"Test records: {self.test_guarantee}",
-            *charged_nowhere(self.facts["ledger"], self.guarantee),
+            *charged_nowhere(self.facts.get("ledger"), self.guarantee),
         ]
         return "\n".join(line for line in lines if line)
 
