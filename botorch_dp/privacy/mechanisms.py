@@ -41,7 +41,7 @@ from botorch_dp._checks import (
     check_positive,
     check_tensor,
 )
-from botorch_dp.privacy.guarantee import ONE_RECORD, Guarantee, PrivacyUnit, Release, check_unit
+from botorch_dp.privacy.guarantee import ONE_RECORD, Guarantee, PrivacyUnit, Release
 from botorch_dp.privacy.ledger import PrivacyLedger, make_release
 from botorch_dp.privacy.losses import GaussianLoss, LaplaceLoss, PrivacyLoss, PureLoss
 from botorch_dp.privacy.pld.gaussian import gaussian_mu
@@ -304,7 +304,7 @@ def mechanism_guarantee(
 ) -> Guarantee:
     """What is promised, given that the sensitivity is what the caller says."""
     given = f"neighbouring data sets move {subject} by at most {moves}"
-    return Guarantee(mechanism, check_unit(unit).given(given), (loss,))
+    return Guarantee(mechanism, unit.given(given), (loss,))
 
 
 def _check_gaussian_level(mu: float | None, epsilon: float | None, delta: float | None) -> float:

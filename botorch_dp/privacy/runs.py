@@ -150,7 +150,7 @@ class ReleaseStore:
                     f"`key` {key!r} names a value that was released as something else: "
                     f"{'; '.join(changed)}. Use a new key for a new release."
                 )
-        if self._has_value(key):
+        if rows and self._has_value(key):
             return None
         unused = [number for number, _, used in rows if not used]
         if unused:
