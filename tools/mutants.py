@@ -149,7 +149,7 @@ MUTANTS = [
     ),
     *_mutants(
         "privacy/pld/gaussian.py",
-        f"{BOUNDARIES} privacy/test_gaussian.py",
+        f"{BOUNDARIES} privacy/pld/test_gaussian.py",
         ("_LOG_MARGIN = 1e-12", "_LOG_MARGIN = -1e-12"),
         (
             "return safe_root(excess, high, low, tolerance=2e-16)",
@@ -189,7 +189,7 @@ MUTANTS = [
     ),
     *_mutants(
         "privacy/pld/distributions.py",
-        "privacy/test_distributions.py privacy/test_accounting.py",
+        "privacy/pld/test_distributions.py privacy/test_accounting.py",
         (
             "at_zero = (1 - self.fraction) * (1 - 2 * ndtr(-self.shift / 2))",
             "at_zero = 0 * self.fraction",
