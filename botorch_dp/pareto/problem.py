@@ -241,20 +241,6 @@ class TrainingPromise:
         check_unit(self.unit)
         object.__setattr__(self, "delta", check_delta("delta", self.delta, allow_zero=True))
 
-    def of_training(self, name: str, config: Config, epsilon: float) -> Guarantee:
-        """What one training promises a training record, its noise being secret."""
-        if self.guarantee is not None:
-            promised = self.guarantee(dict(config))
-        else:
-            loss = ApproximateLoss(epsilon, self.delta) if self.delta > 0 else PureLoss(epsilon)
-            promised = Guarantee(
-                mechanism=f"training for {name!r}",
-                unit=self.unit,
-                losses=(loss,),
-                assumptions=(_ORACLE_CONDITION,),
-            )
-        return replace(promised, unit=promised.unit.given(_SECRET_NOISE))
-
 
 class PrivacyUtilityProblem:
     """The two oracles of a privacy-utility trade-off, over a space of hyper-parameters.
@@ -351,7 +337,15 @@ class PrivacyUtilityProblem:
 
     def training_guarantee(self, config: Config, epsilon: float) -> Guarantee:
         """What one training promises a training record, its noise being secret."""
-        return self.stated_promise.of_training(self.name, config, epsilon)
+        promise = self.stated_promise
+        if promise.guarantee is not None:
+            promised = promise.guarantee(dict(config))
+        else:
+            approximate = promise.delta > 0
+            loss = ApproximateLoss(epsilon, promise.delta) if approximate else PureLoss(epsilon)
+            mechanism, conditions = f"training for {self.name!r}", (_ORACLE_CONDITION,)
+            promised = Guarantee(mechanism, promise.unit, (loss,), assumptions=conditions)
+        return replace(promised, unit=promised.unit.given(_SECRET_NOISE))
 
     def charge(self, config: Config, trainings: int, label: str) -> None:
         """Called before so many trainings of a config begin. Here they are free.

@@ -14,7 +14,6 @@ from botorch_dp.pareto import (
     Objective,
     PrivacyUtilityProblem,
     StudyError,
-    TrainingPromise,
     Trial,
 )
 from botorch_dp.pareto.problem import InvalidEpsilonError, InvalidUtilityError, Measurement
@@ -112,11 +111,11 @@ class TestMeasurement:
 
 class TestPromise:
     def test_pure_and_approximate(self) -> None:
-        pure = TrainingPromise().of_training("toy", CONFIG, 1.0)
+        pure = toy.problem().training_guarantee(CONFIG, 1.0)
         assert pure.losses == (PureLoss(1.0),) and pure.status == "conditional"
         assert pure.protects == "one record of the training data"
         unit = PrivacyUnit("one patient", NeighboringRelation.ADD_OR_REMOVE_ONE)
-        approximate = TrainingPromise(1e-5, unit).of_training("toy", CONFIG, 1.0)
+        approximate = toy.problem(delta=1e-5, unit=unit).training_guarantee(CONFIG, 1.0)
         assert approximate.losses == (ApproximateLoss(1.0, 1e-5),)
         assert approximate.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         assert approximate.protects == "one patient"
@@ -124,7 +123,7 @@ class TestPromise:
     def test_the_users_own_with_the_condition_that_noise_is_secret(self) -> None:
         unit = PrivacyUnit(conditions=("a patient has one record",))
         own = Guarantee("noise", unit, (GaussianLoss(0.5),), assumptions=("the earth is round",))
-        promised = TrainingPromise(guarantee=lambda config: own).of_training("toy", CONFIG, 1.0)
+        promised = toy.problem(guarantee=lambda config: own).training_guarantee(CONFIG, 1.0)
         assert promised.losses == own.losses and promised.assumptions == own.assumptions
         first, second = promised.unit.conditions
         assert first == "a patient has one record" and "secret" in second

@@ -34,9 +34,8 @@ class TestEveryProblem:
         assert problem.replicates == 2
         for config in problem.space.sample(20, seed=1):
             assert problem.epsilon(config) > 0
-            assert problem.promise.of_training("", config, 0.0).epsilon(
-                problem.promise.delta
-            ) == pytest.approx(problem.epsilon(config))
+            promised = problem.training_guarantee(config, 0.0).epsilon(problem.promise.delta)
+            assert promised == pytest.approx(problem.epsilon(config))
 
     def test_bounds_of_many_candidates_are_upper_bounds(self, make, data: str) -> None:
         problem = make(data=data)
