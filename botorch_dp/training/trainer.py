@@ -173,7 +173,10 @@ class DPTrainer:
     ones before a model is published; see :mod:`.isolation`.
 
     The trainer keeps no model. Each call of :meth:`fit` makes one, a :class:`~.run.TrainingRun`
-    owns its parameters while it is trained, and the result holds a model of its own.
+    owns its parameters while it is trained, and the result holds a model of its own. The trainer
+    couples parts that can be used alone: a plan, an engine, a source of randomness and a rule for
+    steps. It does not train on several devices, and it does not stop by an accuracy that it
+    measures: all steps are charged before the first one.
 
     A seed gives the same model again, bit for bit on the same machine with the same number of
     threads; with another number of threads, or as one of several replicates, it is the same up to
