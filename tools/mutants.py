@@ -208,7 +208,7 @@ MUTANTS = [
         ),
         ('self._file.execute("INSERT INTO drawing VALUES (?)", (paid,))', "pass"),
         ('"WHERE NOT EXISTS (SELECT 1 FROM released WHERE key = ?1)",', '"",'),
-        ("        if rows and self._has_value(key):\n", "        if False:\n"),
+        ("        if rows and self._file.query(", "        if False and self._file.query("),
         ("return keyed_hash(self._key, value.digest)", "return keyed_hash(b'', value.digest)"),
     ),
     *_mutants(

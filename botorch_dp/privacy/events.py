@@ -207,7 +207,7 @@ def recomputed(
         fewer = costly[:MOST_PARTS]
     found = []
     if "RepeatAndSelectDpEvent" not in names:
-        how = f"privacy-loss distributions of dp-accounting {_version()}"
+        how = f"privacy-loss distributions of dp-accounting {version('dp-accounting')}"
         if fewer != parts:
             how = f"{how}, of {MOST_PARTS} parts and {_MOST_COMPOSED:,} steps of each at most"
         epsilon = _by_distributions(fewer, relation, delta, about)
@@ -227,13 +227,9 @@ def recomputed(
             if inner in ("GaussianDpEvent", "LaplaceDpEvent"):  # in its own units
                 event = type(event)(event.noise_multiplier / _move(relation))
             accountant.compose(event, count)
-        how = f"the Rényi accountant of dp-accounting {_version()}, an upper bound"
+        how = f"the Rényi accountant of dp-accounting {version('dp-accounting')}, an upper bound"
         found.append(Recomputed(float(accountant.get_epsilon(delta)), "upper", how))
     return found
-
-
-def _version() -> str:
-    return version("dp-accounting")
 
 
 def _event(node: Node) -> Any:

@@ -124,10 +124,6 @@ class ReleaseStore:
             )
         return self._stored(key)
 
-    def find(self, key: str) -> tuple[bool, Any]:
-        """Whether a value is stored under ``key``, and the value."""
-        return (True, self._stored(key)) if self._has_value(key) else (False, None)
-
     def _unused_charge(
         self, key: str, charge: Callable[[], object], about: dict[str, Any]
     ) -> int | None:
@@ -150,7 +146,7 @@ class ReleaseStore:
                     f"`key` {key!r} names a value that was released as something else: "
                     f"{'; '.join(changed)}. Use a new key for a new release."
                 )
-        if rows and self._has_value(key):
+        if rows and self._file.query("SELECT 1 FROM released WHERE key = ?", (key,)):
             return None
         unused = [number for number, _, used in rows if not used]
         if unused:
@@ -160,9 +156,6 @@ class ReleaseStore:
         row = self._file.execute("INSERT INTO paid (key, about) VALUES (?, ?)", (key, words))
         assert row.lastrowid is not None  # of an INSERT
         return row.lastrowid
-
-    def _has_value(self, key: str) -> bool:
-        return bool(self._file.query("SELECT 1 FROM released WHERE key = ?", (key,)))
 
     def _stored(self, key: str) -> Any:
         ((content,),) = self._file.query("SELECT value FROM released WHERE key = ?", (key,))
