@@ -218,15 +218,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
         """As :meth:`make_private`, with the least noise for a target epsilon.
 
         Args:
-            module: As for :meth:`make_private`.
-            optimizer: As for :meth:`make_private`.
-            data_loader: As for :meth:`make_private`.
-            target_epsilon: Under ``REPLACE_ONE``.
+            target_epsilon: Under ``REPLACE_ONE``. See :meth:`make_private`, also for what is not
+                described here.
             target_delta: Where it holds; takes the place of the engine's ``delta``.
-            epochs: Passes over the records.
-            max_grad_norm: The clipping norm.
-            criterion: As for :meth:`make_private`.
-            options: As for :meth:`make_private`.
         """
         target = {"target_epsilon": target_epsilon}
         given = (module, optimizer, data_loader, criterion, max_grad_norm, epochs)
