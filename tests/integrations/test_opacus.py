@@ -547,17 +547,12 @@ class Averaged(nn.Module):
     [
         (nn.LSTM(4, 4, batch_first=True), r"layer is an nn.LSTM.*opacus.layers.DPLSTM"),
         (nn.GRU(4, 4, batch_first=True), r"layer is an nn.GRU.*opacus.layers.DPGRU"),
-        (
-            nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
-            r"layer.self_attn \(MultiheadAttention\)",
-        ),
+        (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), "hooks fail or find other"),
         (nn.Conv1d(6, 6, 3, padding=1, padding_mode="circular"), "layer pads"),
     ],
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
 )
-def test_a_model_that_opacus_cannot_train_names_the_layer_and_who_can(
-    layer: nn.Module, said: str
-) -> None:
+def test_a_model_that_opacus_cannot_train_says_why_and_who_can(layer: nn.Module, said: str) -> None:
     sequences = torch.randn(N, 6, 4)
     with pytest.raises(ValueError, match=f"{said}.*DPTrainer.*takes the model as it is"):
         Made(model=Averaged(layer), data=TensorDataset(sequences, Y))

@@ -199,7 +199,7 @@ def weight_normed() -> nn.Module:
 
 _FAILS = {"opacus": "hooks fail or find other gradients"}
 _STEPS = {"opacus": r"is an nn\.(LSTM|GRU), whose steps"}
-_SECOND = {"opacus": "takes a second input or one by name"}
+_SECOND = _FAILS
 MODELS: dict[str, Case] = {
     "linear": Case(lambda: nn.Linear(7, CLASSES), VECTORS),
     "network": Case(
@@ -238,9 +238,7 @@ MODELS: dict[str, Case] = {
     ),
     "layer called twice": Case(Twice, VECTORS),
     "table that is a layer's weight": Case(partial(SharedTable, False), TOKENS),
-    "table that a function uses": Case(
-        partial(SharedTable, True), TOKENS, {"opacus": "used outside of its layer"}
-    ),
+    "table that a function uses": Case(partial(SharedTable, True), TOKENS, _FAILS),
     "own parameter over layers": Case(partial(WithFirstToken, encoder), SEQUENCES),
     "own parameter over plain layers": Case(
         partial(

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from opacus.grad_sample import GradSampleModule, compute_embedding_grad_sample
-from opacus.layers import DPGRU, DPLSTM, DPRNN
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from botorch_dp.training.calls import call
 from botorch_dp.training.engines.contributions import Contribution, Gradients
@@ -69,7 +66,7 @@ class OpacusEngine(PerRecordEngine):
                 return f"{name} has a padding_idx, whose row Opacus trains like any other"
             if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
                 return f"{name} changes its table or its gradients by what is in a batch"
-        return _UsesOutsideHooks(model).found(X)
+        return None
 
     def _plain(self, model: nn.Module) -> nn.Module:
         return with_hooks(model, loss_reduction="sum")
@@ -128,73 +125,3 @@ def _of_table(layer: nn.Embedding, inputs: list[Tensor], slopes: Tensor) -> dict
 
 def _poisoned(rows: Tensor, lost: Tensor) -> Tensor:
     return rows + torch.where(lost, torch.nan, 0.0).to(rows.dtype).view(-1, *[1] * (rows.dim() - 1))
-
-
-class _UsesOutsideHooks(TorchFunctionMode):
-    """Finds parameters that a model uses outside of the layers whose hooks see them."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._model = model
-        self._reason: str | None = None
-        self._active: list[nn.Module] = []
-        self._layers = dict(_layers("", model))
-        self._owned = {
-            id(layer): {id(p) for p in layer.parameters()} for layer in self._layers.values()
-        }
-        self._trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-
-    def found(self, X: Inputs) -> str | None:
-        """What Opacus does not see when the model is called on some records."""
-        with ExitStack() as stack:
-            for name, layer in self._layers.items():
-                enter, leave = self._enter(name), self._leave
-                stack.callback(
-                    layer.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove
-                )
-                stack.callback(layer.register_forward_hook(leave, always_call=True).remove)
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(self)
-            call(self._model, X)
-        return self._reason
-
-    def _enter(self, name: str) -> Any:
-        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._active.append(layer)
-            if type(layer) is not nn.EmbeddingBag and (kwargs or len(args) > 1):
-                what = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
-                self._reason = (
-                    f"{what} takes a second input or one by name, and Opacus keeps a layer's first "
-                    "input only"
-                )
-
-        return hook
-
-    def _leave(self, layer: nn.Module, *_: Any) -> None:
-        self._active.pop()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        outputs = output if isinstance(output, tuple | list) else (output,)
-        if any(isinstance(each, Tensor) for each in outputs):
-            owned = {each for layer in self._active for each in self._owned[id(layer)]}
-            for value in (*args, *kwargs.values()):
-                name = self._trained.get(id(value)) if isinstance(value, nn.Parameter) else None
-                if name is not None and id(value) not in owned:
-                    self._reason = f"{name} is used outside of its layer, where Opacus has no hook"
-        return output
-
-
-def _layers(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers that Opacus hooks into: those with trained parameters of their own."""
-    if type(module) not in (DPLSTM, DPGRU, DPRNN) and any(
-        parameter.requires_grad for parameter in module.parameters(recurse=False)
-    ):
-        return [(name, module)]
-    found = []
-    for child_name, child in module.named_children():
-        found += _layers(f"{name}.{child_name}".lstrip("."), child)
-    return found
