@@ -8,13 +8,14 @@ comma := ,
 # Small matrices on a few shared cores: threads that wait for each other cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow gpu lint bench audit mutants faults tutorials scripts docs dist oldest newest clean
+.PHONY: help demo test test-slow peers gpu lint bench audit mutants faults tutorials scripts docs dist oldest newest clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       see it work: a private search, a model with nothing tuned, a front (a minute after installation)"
 	@echo "make test       the test suite"
 	@echo "make test-slow  the longer checks"
+	@echo "make peers      other projects' own tests, and their users' programs, on this package"
 	@echo "make gpu        the tests and the trainers' times on a GPU (BOTORCH_DP_TEST_DEVICE, cuda by default)"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      every claim about speed and quality, measured again (many hours; python -m benchmarks lists them)"
@@ -54,6 +55,9 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 2 -m slow -rs
+
+peers: $(STAMP)
+	@$(BIN)/python -m pytest -q -n 2 -m "slow or not slow" -rs tests/peers
 
 # Stops at once where there is no such device. One process: tests would share the device's memory.
 gpu: export BOTORCH_DP_TEST_DEVICE ?= cuda
