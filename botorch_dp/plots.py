@@ -1,4 +1,4 @@
-"""Figures: privacy-utility fronts, the hypervolume they gain, and how a budget was used.
+"""Figures: privacy-utility fronts, and the hypervolume they gain.
 
 Every figure of a front says below its axes what publishing it costs. Figures are made without
 pyplot, so that drawing one changes no global state and needs no display.
@@ -7,7 +7,6 @@ pyplot, so that drawing one changes no global state and needs no display.
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 from botorch_dp._checks import needs_extra
 from botorch_dp.pareto.front import ParetoFront, non_dominated
 from botorch_dp.pareto.recommendation import OperatingPoint
-from botorch_dp.privacy import PrivacyLedger
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
         from matplotlib.figure import Figure
 
 _CAPTION_WIDTH = 92
-#: So many labels of a ledger have a part of their own in a figure.
-_MOST_PARTS = 8
 _EXPECTED = "The star is what the study's models expect of the recommended configuration."
 _LUCKY = (
     " It may lie above the observed front, whose points are winners and partly lucky; the dotted "
@@ -136,55 +132,6 @@ def plot_hypervolume(
     return figure
 
 
-def plot_ledger(ledger: PrivacyLedger, ax: Axes | None = None) -> Figure:
-    """What each release used of a budget, and what is left: one bar, with a line for each label.
-
-    Releases with one label are one part; those without are named after their mechanism. The figure
-    shows what ``print(ledger)`` does, and no records. When something was released, and for how
-    much, may follow from what was released before.
-
-    Args:
-        ledger: Its labels should say what each release was for.
-        ax: Where to draw; a new figure if None.
-
-    Returns:
-        The figure.
-
-    Example:
-        >>> plot_ledger(ledger).savefig("budget.png")
-    """
-    shares: dict[str, list[float]] = {}
-    for entry, share in zip(ledger.entries(), ledger.shares(), strict=True):
-        shares.setdefault(entry.label or entry.guarantee.mechanism, []).append(share)
-    largest = sorted(shares, key=lambda name: -math.fsum(shares[name]))[:_MOST_PARTS]
-    parts = [(name, each) for name, each in shares.items() if name in largest]
-    if len(largest) < len(shares):
-        others = [each for name, each in shares.items() if name not in largest]
-        parts.append(("others", [share for each in others for share in each]))
-    left = max(0.0, 1 - math.fsum(share for _, each in parts for share in each))
-    figure, ax = _axes(ax, height=1.8 + 0.2 * len(parts))
-    start, used = 0.0, 0
-    for index, (name, each) in enumerate([*parts, ("left", [left])]):
-        width, before = math.fsum(each), used
-        used = min(1000, math.ceil(1000 * (start + width) - 1e-6))  # what is left is rounded down
-        times = f" ({len(each)} releases)" if len(each) > 1 else ""
-        percent = f"{(used - before) / 10:.1f}%" if used > before or not width else "<0.1%"
-        color = f"C{index}" if index < len(parts) else "0.9"
-        label = f"{percent}  {textwrap.shorten(name, 70, placeholder=' …')}{times}"
-        ax.barh(0, width, 0.8, left=start, color=color, edgecolor="white", label=label)
-        start += width
-    rows = 0.4 * (len(parts) + 1)
-    budget = ledger.budget
-    ax.set_title(f"What was used of the budget (ε = {budget.epsilon:g}, δ = {budget.delta:g})")
-    ax.set(xlim=(0, 1), ylim=(-0.5 - rows, 0.5), yticks=[])
-    ax.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f}%")
-    ax.xaxis.tick_top()
-    ax.set_frame_on(False)
-    place = (0.0, rows / (1 + rows))
-    ax.legend(loc="upper left", bbox_to_anchor=place, frameon=False, fontsize=9)
-    return figure
-
-
 def _log_epsilon(ax: Axes) -> None:
     """A logarithmic axis whose ticks are plain numbers, a few in a decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -197,7 +144,7 @@ def _log_epsilon(ax: Axes) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _axes(ax: Axes | None, height: float = 5.4) -> tuple[Figure, Axes]:
+def _axes(ax: Axes | None) -> tuple[Figure, Axes]:
     with needs_extra("plots", "A figure"):
         from matplotlib.figure import Figure
 
@@ -210,7 +157,7 @@ def _axes(ax: Axes | None, height: float = 5.4) -> tuple[Figure, Axes]:
             return picture.getvalue()
 
     if ax is None:
-        figure = ShownFigure(figsize=(7.0, height), layout="constrained")
+        figure = ShownFigure(figsize=(7.0, 5.4), layout="constrained")
         return figure, figure.add_subplot()
     parent = ax.get_figure(root=True)
     assert isinstance(parent, Figure)

@@ -12,13 +12,10 @@ from matplotlib.figure import Figure
 from botorch_dp import plots
 from botorch_dp.pareto import DPareto, ParetoFront, Trial
 from botorch_dp.pareto.problem import Measurement
-from botorch_dp.plots import plot_front, plot_hypervolume, plot_ledger
+from botorch_dp.plots import plot_front, plot_hypervolume
 from botorch_dp.privacy import (
     Guarantee,
-    PrivacyBudget,
-    PrivacyLedger,
     PrivacyUnit,
-    laplace_mechanism,
 )
 from botorch_dp.privacy.losses import PureLoss
 from tests.pareto import toy
@@ -180,36 +177,6 @@ def test_captions_break_neither_inside_a_pair_nor_beside_an_equals_sign() -> Non
         assert " ".join(lines) == sentence
         assert sum("(ε = 13.8, δ = 1e-06)" in line for line in lines) == 1
         assert sum("n = 5" in line for line in lines) == 1
-
-
-class TestLedger:
-    def ledger(self, labels: Sequence[str]) -> PrivacyLedger:
-        ledger = PrivacyLedger(budget=PrivacyBudget(1.0))
-        for label in labels:
-            laplace_mechanism(3.0, sensitivity=1.0, epsilon=0.05, ledger=ledger, label=label)
-        return ledger
-
-    def test_one_bar_of_shares_and_what_is_left(self) -> None:
-        ax = axes(plot_ledger(self.ledger(["weekly count", "mean age", "weekly count", ""])))
-        assert legend(ax) == [
-            "10.0%  weekly count (2 releases)", "5.0%  mean age", "5.0%  Laplace mechanism",
-            "80.0%  left",
-        ]  # fmt: skip
-        widths = [bar.get_width() for bar in ax.patches]
-        assert widths == pytest.approx([0.1, 0.05, 0.05, 0.8])
-        assert "(ε = 1, δ = 0)" in ax.get_title()
-
-    def test_it_stays_readable(self) -> None:
-        """Of many labels the largest have parts of their own; nothing sticks out."""
-        names = ["a count that was asked for in a very long sentence " * 3]
-        figure = plot_ledger(self.ledger(names * 2 + [f"count {i}" for i in range(14)]))
-        ax, found = axes(figure), legend(axes(figure))
-        assert len(found) == 10 and found[-2:] == ["35.0%  others (7 releases)", "20.0%  left"]
-        assert sum(float(label.split("%")[0]) for label in found) == pytest.approx(100)
-        assert figure.get_tightbbox().width <= figure.get_figwidth()
-        assert figure.get_tightbbox().height <= figure.get_figheight()
-        assert legend(axes(plot_ledger(self.ledger([])))) == ["100.0%  left"]
-        assert plot_ledger(self.ledger([]), ax) is figure
 
 
 class TestRecommended:

@@ -320,15 +320,6 @@ class Compartments:
             largest.append(f"one Gaussian release of at most ε = {left[0]} at δ = {left[1]}")
         return largest
 
-    def how_many(self, totals: Totals, cost: Cost) -> int:
-        """How many more charges of this cost the budget allows; of a free one, one."""
-        limits = Fraction(self.epsilon), Fraction(self.delta), Fraction(self.mu) ** 2
-        spent = totals.epsilon, totals.delta, totals.mu_squared
-        needs = Fraction(cost[0]), Fraction(cost[1]), Fraction(cost[2]) ** 2
-        parts = zip(limits, spent, needs, strict=True)
-        fits = [(x * (1 + ALLOWANCE) - y) / need for x, y, need in parts if need > 0]
-        return int(min(fits, default=1))
-
     def shares(self, totals: Totals, costs: Iterable[Cost]) -> list[float]:
         """The share of the budget that each cost uses; a compartment counts by its epsilon.
 

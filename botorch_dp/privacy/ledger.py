@@ -429,16 +429,13 @@ class PrivacyLedger:
             totals, compartments = self._file.totals(), self.compartments()
             if compartments is None or totals.count == 0:
                 return f"Nothing of {whole} is used."
-            used, last = math.fsum(self.shares()), self.entries()[-1]
+            used = math.fsum(self.shares())
         by = f"by {totals.count} {'charge' if totals.count == 1 else 'charges'}"
         still = compartments.largest_left(totals)
         if not still:
             return f"All of {whole} is used up, {by}."
-        more = compartments.how_many(totals, last.cost)
-        still += [f"{more} like the last one"] * (more > 0)
-        but = "" if more else ", but none like the last one"
         said = f"{_thousandths(used) / 10:.1f}% of {whole} is used, {by}"
-        return f"{said}; you can still make {', or '.join(still)}{but}."
+        return f"{said}; you can still make {', or '.join(still)}."
 
     def __deepcopy__(self, memo: object) -> PrivacyLedger:
         """A budget is shared, never copied."""

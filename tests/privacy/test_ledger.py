@@ -282,8 +282,7 @@ def test_printed_as_a_sentence_and_a_table_of_shares() -> None:
         summary, empty, head, first, second, left = str(ledger).splitlines()
         assert summary == (
             f"37.5% of {whole} is used, by 2 charges; you can still make one Laplace release of at "
-            "most ε = 0.25, or one Gaussian release of at most ε = 0.4286 at δ = 1e-06, or 3 like "
-            "the last one."
+            "most ε = 0.25, or one Gaussian release of at most ε = 0.4286 at δ = 1e-06."
         )
         assert not empty and head.split() == ["date", "what", "label", "key", "share"]
         assert first.split()[1:] == ["test", "mechanism", "best", "score", "week", "47", "25.0%"]
@@ -329,18 +328,13 @@ def test_what_the_summary_offers_is_granted_and_no_more(seed: int) -> None:
         assert exact - 1e-9 <= float(used) / 100 < exact + 1e-3
         shares = re.findall(r" ([\d.]+)%$", str(ledger), re.MULTILINE)
         assert math.fsum(map(float, shares)) == pytest.approx(100)
-        for level in map(float, re.findall(r"Laplace release of at most ε = ([\d.e-]+)", said)):
+        said = said.removesuffix(".") + ","
+        for level in map(float, re.findall(r"Laplace release of at most ε = (.*?),", said)):
             assert ledger.affords(pure(level)) and not ledger.affords(pure(level * 1.002))
         for pair in re.findall(r"Gaussian release of at most ε = ([\d.e-]+) at δ = (.*?),", said):
             level, delta = map(float, pair)
             assert ledger.affords(gaussian(gaussian_mu(level, delta)))
             assert not ledger.affords(gaussian(gaussian_mu(level * 1.002, delta)))
-        (more,) = re.findall(r"(\d+|but none) like the last one", said)
-        last = ledger.entries()[-1].guarantee
-        accepted = 0
-        while accepts(ledger, last):
-            accepted += 1
-        assert accepted == (0 if more == "but none" else int(more))
 
 
 LABELLED = (
