@@ -20,6 +20,7 @@ from botorch.utils.transforms import (
     is_ensemble,
     t_batch_mode_transform,
 )
+from gpytorch.models import ExactGP
 from torch import Tensor
 
 from botorch_dp._checks import check_finite, check_integer, check_size, check_tensor
@@ -68,11 +69,13 @@ class GradientTrace(AcquisitionFunction):
     location: Tensor
     noise: Tensor
 
-    def __init__(self, model: Model, location: Tensor, *, X_pending: Tensor | None = None) -> None:
+    def __init__(
+        self, model: Model | ExactGP, location: Tensor, *, X_pending: Tensor | None = None
+    ) -> None:
         """Factor the model's data around a location.
 
         Args:
-            model: A single-output model on GPyTorch's ``ExactGP``, an ensemble of them such as
+            model: A GPyTorch ``ExactGP``, a single-output model on it, an ensemble of them such as
                 ``SaasFullyBayesianSingleTaskGP`` (the value is the members' average), or a list
                 of one such model.
             location: Where the gradient is wanted, a ``d``-vector in the model's coordinates.

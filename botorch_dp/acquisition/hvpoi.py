@@ -34,10 +34,12 @@ from botorch.utils.transforms import (
     t_batch_mode_transform,
 )
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.models import ExactGP
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from botorch_dp._checks import check_choice, check_positive, check_tensor
+from botorch_dp.models.public import from_gpytorch
 
 Region = Literal["unbounded", "box"]
 
@@ -53,7 +55,7 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
 
     def __init__(
         self,
-        model: Model,
+        model: Model | ExactGP,
         ref_point: Sequence[float] | Tensor,
         partitioning: BoxDecomposition,
         *,
@@ -63,6 +65,7 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
         posterior_transform: PosteriorTransform | None = None,
         X_pending: Tensor | None = None,
     ) -> None:
+        model = from_gpytorch(model)
         check_choice("region", region, get_args(Region))
         own_ref_point: Tensor = partitioning.ref_point
         num_objectives = len(own_ref_point)
@@ -325,7 +328,7 @@ class LogHypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
 
     def __init__(
         self,
-        model: Model,
+        model: Model | ExactGP,
         ref_point: Sequence[float] | Tensor,
         partitioning: BoxDecomposition,
         *,

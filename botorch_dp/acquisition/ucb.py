@@ -11,9 +11,11 @@ from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions import UnsupportedError
 from botorch.models.model import Model
 from botorch.utils.transforms import average_over_ensemble_models, t_batch_mode_transform
+from gpytorch.models import ExactGP
 from torch import Tensor
 
 from botorch_dp._checks import check_delta, check_integer, check_positive, check_tensor
+from botorch_dp.models.public import from_gpytorch
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ class PrivateUpperConfidenceBound(AnalyticAcquisitionFunction):
     release of it may.
 
     Args:
-        model: A single-outcome model, batched or not, or a multi-outcome one with a
-            ``posterior_transform``. It is never changed: an ``X`` of another dtype is refused.
+        model: A single-outcome model, batched or not, a GPyTorch ``ExactGP``, or a multi-outcome
+            model with a ``posterior_transform``. It is never changed: an ``X`` of another dtype is
+            refused.
         schedule: The widths of the confidence bounds.
         step: The step ``t``, one more than the number of observations so far.
         posterior_transform: Turns a multi-outcome posterior into a single-outcome one.
@@ -89,13 +92,13 @@ class PrivateUpperConfidenceBound(AnalyticAcquisitionFunction):
 
     def __init__(
         self,
-        model: Model,
+        model: Model | ExactGP,
         *,
         schedule: UCBSchedule,
         step: int,
         posterior_transform: PosteriorTransform | None = None,
     ) -> None:
-        super().__init__(model=model, posterior_transform=posterior_transform)
+        super().__init__(model=from_gpytorch(model), posterior_transform=posterior_transform)
         self.register_buffer("beta", torch.tensor(schedule(step), dtype=torch.double, device="cpu"))
 
     def set_X_pending(self, X_pending: Tensor | None = None) -> None:

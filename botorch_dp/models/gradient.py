@@ -31,6 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from botorch_dp._checks import check_tensor
 from botorch_dp.models.kernels import KernelDerivatives, kernel_derivatives
+from botorch_dp.models.public import from_gpytorch
 
 # A new point whose variance, given the points kept so far, is below this fraction of the largest
 # prior variance is a linear combination of them as far as the arithmetic can tell. As a power of
@@ -449,7 +450,7 @@ class GradientPosterior:
         >>> posterior.mean, posterior.covariance, posterior.trace
     """
 
-    def __init__(self, model: Model, location: Tensor) -> None:
+    def __init__(self, model: Model | ExactGP, location: Tensor) -> None:
         beliefs = gradient_beliefs(model, location)
         if len(beliefs) > 1:
             raise ValueError(
@@ -475,7 +476,7 @@ class GradientPosterior:
         return self.belief.trace
 
 
-def gradient_beliefs(model: Model, location: Tensor) -> list[GradientBelief]:
+def gradient_beliefs(model: Model | ExactGP, location: Tensor) -> list[GradientBelief]:
     """One :class:`GradientBelief` for the model, or for each member of an ensemble.
 
     Args:
@@ -517,12 +518,14 @@ def candidate_noise(model: Model) -> Tensor:
     return _of_members(gp.likelihood.noise, count).mean(-1).expand(count)
 
 
-def exact_gp(model: Model) -> Any:
+def exact_gp(model: Model | ExactGP) -> Any:
     """The single-output model whose gradient is meant, or an error that says why there is none.
 
-    Accepted are BoTorch's models on GPyTorch's ``ExactGP``, ensembles of them such as
+    Accepted are GPyTorch's ``ExactGP``, BoTorch's models on it, ensembles of them such as
     ``SaasFullyBayesianSingleTaskGP``, and lists of one such model.
     """
+    if isinstance(model, ExactGP) and not isinstance(model, Model):
+        model = from_gpytorch(model)
     if isinstance(model, ModelList) and len(model.models) == 1:
         return exact_gp(cast(Model, model.models[0]))
     name = type(model).__name__

@@ -8,14 +8,17 @@ fit hyper-parameters, learn a constant mean and standardize the outcomes with th
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import torch
 from botorch.models import SingleTaskGP
+from botorch.models.model import Model
 from botorch.models.transforms.input import ChainedInputTransform
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean, ZeroMean
+from gpytorch.models import ExactGP
 from torch import Tensor
 from torch.nn import Module
 
@@ -87,18 +90,61 @@ def public_gp(
     return model.requires_grad_(False).eval()
 
 
+def from_gpytorch(model: Model | ExactGP) -> Model:
+    """A plain GPyTorch ``ExactGP`` as a ``SingleTaskGP``; a BoTorch model as it is.
+
+    The copy predicts what the original does: its ``forward`` must be its ``mean_module`` and its
+    ``covar_module``, which is tried at the training inputs.
+
+    Example:
+        >>> model = ModelListGP(from_gpytorch(first), from_gpytorch(second))
+    """
+    if isinstance(model, Model):
+        return model
+    name = type(model).__name__
+    if not isinstance(model, ExactGP):
+        raise TypeError(f"`model` must be a BoTorch model or a GPyTorch ExactGP, got a {name}.")
+    parts = [getattr(model, part, None) for part in ("mean_module", "covar_module")]
+    inputs, targets = model.train_inputs, model.train_targets
+    if None in parts or inputs is None or len(inputs) != 1 or targets.dim() != 1:
+        raise ValueError(
+            f"`model` is a {name} without a `mean_module`, a `covar_module` or training data of "
+            "one output: mix in BoTorch's GPyTorchModel."
+        )
+    (X,), (mean, kernel, likelihood) = inputs, deepcopy([*parts, model.likelihood])
+    with torch.no_grad():
+        prior: Any = deepcopy(model).train().forward(X)
+        same = torch.allclose(prior.mean, mean(X)) and torch.allclose(
+            prior.covariance_matrix, kernel(X).to_dense()
+        )
+    if not same:
+        raise ValueError(
+            f"`model` is a {name} whose `forward` is not its `mean_module` and its `covar_module`: "
+            "mix in BoTorch's GPyTorchModel."
+        )
+    with X.device:
+        copy = SingleTaskGP(
+            X, targets.unsqueeze(-1), likelihood=likelihood, covar_module=kernel,
+            mean_module=mean, outcome_transform=None,
+        )  # fmt: skip
+    return copy.eval()
+
+
 def check_public(model: Module, *, unit_variance: bool = False) -> None:
     """Raise :class:`NotPublicError` unless the model's prior is visibly fixed in advance.
 
-    Accepted is a plain ``SingleTaskGP`` with zero mean, no trainable parameter, no outcome
-    transform and no input transform that learns. A check can only refuse what it sees: a frozen
-    length-scale that was once fitted to sensitive values looks like any other number.
+    Accepted is a plain ``SingleTaskGP``, or an ``ExactGP`` that :func:`from_gpytorch` takes, with
+    zero mean, no trainable parameter, no outcome transform and no input transform that learns. A
+    check can only refuse what it sees: a frozen length-scale that was once fitted to sensitive
+    values looks like any other number.
 
     Args:
         model: The model to inspect.
         unit_variance: Whether to require ``k(x, x) = 1`` at the training inputs, as the
             sensitivity bounds of [Kusner2015] do.
     """
+    if isinstance(model, ExactGP) and not isinstance(model, Model):
+        model = from_gpytorch(model)
     if type(model) is not SingleTaskGP:
         raise NotPublicError(
             f"A {type(model).__name__} may learn or wrap parts that cannot be inspected; "

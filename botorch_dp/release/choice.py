@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.model import Model
+from gpytorch.models import ExactGP
 from torch import Tensor
 
 from botorch_dp._checks import (
@@ -19,7 +20,7 @@ from botorch_dp._checks import (
     check_tensor,
 )
 from botorch_dp.acquisition.ucb import UCBSchedule
-from botorch_dp.models.public import check_public
+from botorch_dp.models.public import check_public, from_gpytorch
 from botorch_dp.privacy import (
     ApproximateLoss,
     Guarantee,
@@ -160,7 +161,7 @@ class PrivateChoice:
 
     def release(
         self,
-        model_or_mean: Model | Tensor,
+        model_or_mean: Model | ExactGP | Tensor,
         choices: Tensor,
         *,
         num_records: int | None = None,
@@ -171,9 +172,10 @@ class PrivateChoice:
         """Draw one of the choices. Warns beforehand when the noise would drown the answer.
 
         Args:
-            model_or_mean: The posterior mean at the choices, an ``n``-vector, or a BoTorch model of
-                ``steps`` observations whose prior is public; see
-                :func:`~botorch_dp.models.check_public`. Sensitive.
+            model_or_mean: A BoTorch model or a GPyTorch ``ExactGP`` of ``steps`` observations whose
+                prior is public; see :func:`~botorch_dp.models.check_public`. Or the posterior mean
+                at the choices, an ``n``-vector: where it comes from is one more condition of the
+                guarantee. Sensitive.
             choices: An ``n x d`` tensor. Public.
             num_records: Size of the validation set, to warn when ``delta`` is too large for it.
             ledger: Charged before the mean is looked at.
@@ -189,14 +191,18 @@ class PrivateChoice:
                 f"`choices` must hold {self.num_choices} rows, the agreed `num_choices`, got "
                 f"{len(choices)}."
             )
-        if isinstance(model_or_mean, Model):
+        guarantee = self.guarantee
+        if isinstance(model_or_mean, Model | ExactGP):
+            model_or_mean = from_gpytorch(model_or_mean)
             self._check_model(model_or_mean)
         else:
             check_tensor("model_or_mean", model_or_mean, shape=(self.num_choices,), finite=False)
+            own = "the mean was computed from these observations and that prior alone"
+            guarantee = replace(guarantee, assumptions=(*guarantee.assumptions, own))
         warn_large_delta(self.delta, num_records)
         warn_if_drowned(self.utility())
         return make_release(
-            self.guarantee,
+            guarantee,
             lambda: self._draw(model_or_mean, choices, unsafe_seed)[0],
             ledger=ledger,
             label=label,
