@@ -151,8 +151,11 @@ def ask(path: Path, tell: Tell) -> None:
 
 def asked(path: Path) -> list[Any]:
     with closing(make_curator(log=path)) as curator:
-        entries = [query for query in curator.query_log() if query.answered]
-        return [(q.number, q.index, curator.query(q.index, request_id=q.request)) for q in entries]
+        return [
+            (number, index, curator.query(index, request_id=request))
+            for request, (number, index) in curator._queries.items()
+            if number in curator._answers
+        ]
 
 
 def _modeler(path: Path) -> Modeler:

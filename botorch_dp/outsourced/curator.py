@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
@@ -62,32 +61,18 @@ class QuestionRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class Query:
-    """One question of the modeler. Its answer stays with the curator."""
-
-    number: int
-    request: str
-    index: int
-    asked_at: float
-    answered: bool
-
-
-@dataclass(frozen=True)
 class PrivateAnswers:
     """How answers are released when they are sensitive too.
 
-    Guarantee: an answer that moves by at most ``sensitivity`` when one record behind it is
-    replaced, plus Laplace noise of scale ``sensitivity / epsilon``, is epsilon-differentially
-    private; every question is charged to the ledger before the objective is evaluated. With
-    ``bounds`` answers are clipped (NaN counts as the lower bound), and the sensitivity is true by
-    construction; otherwise the caller states it, and the guarantee prints it as a condition.
-    Another condition holds in both cases: whether and when a measurement fails does not depend on
-    a single record.
+    Guarantee: answers are clipped to ``bounds`` (NaN counts as the lower one), so replacing one
+    record behind an answer moves it by at most their distance, and Laplace noise of scale
+    ``(high - low) / epsilon`` makes it epsilon-differentially private. Every question is charged to
+    the ledger before the objective is evaluated. A printed condition: whether and when a
+    measurement fails does not depend on a single record.
 
     Args:
         epsilon: The cost of one answer.
-        sensitivity: The most an answer can move. Give this or ``bounds``.
-        bounds: Public bounds to which answers are clipped; the sensitivity is their distance.
+        bounds: Public bounds ``(low, high)`` of an answer.
         ledger: Where each answer is charged.
         label: What it is for, in public words; shown in the ledger.
 
@@ -98,54 +83,34 @@ class PrivateAnswers:
     """
 
     epsilon: float
-    sensitivity: float | None = None
-    bounds: tuple[float, float] | None = None
+    bounds: tuple[float, float]
     ledger: PrivacyLedger | None = None
     label: str = ""
 
     def __post_init__(self) -> None:
         check_positive("epsilon", self.epsilon)
-        if (self.sensitivity is None) == (self.bounds is None):
-            raise ValueError("Give exactly one of `sensitivity` and `bounds`.")
-        if self.sensitivity is not None:
-            check_positive("sensitivity", self.sensitivity)
-        else:
-            low, high = check_interval("bounds", self.bounds)
-            check_positive("the width of `bounds`", high - low)
+        low, high = check_interval("bounds", self.bounds)
+        check_positive("the width of `bounds`", high - low)
         self.price()
 
     @property
     def width(self) -> float:
-        """The sensitivity of one answer; the distance of the bounds is never rounded down."""
-        if self.bounds is None:
-            assert self.sensitivity is not None
-            return self.sensitivity
+        """The distance of the bounds, never rounded down."""
         low, high = self.bounds
         return float_above(Fraction(high) - Fraction(low))
 
     def price(self) -> Guarantee:
         """What one answer costs."""
-        conditions = ["whether and when a measurement fails does not depend on a single record"]
-        if self.bounds is None:
-            conditions = [
-                f"an answer moves by at most {self.width!r} when one record is replaced",
-                *conditions,
-            ]
+        condition = "whether and when a measurement fails does not depend on a single record"
         noise = laplace_guarantee(sensitivity=self.width, epsilon=self.epsilon)
-        unit = PrivacyUnit("one record behind an answer", conditions=tuple(conditions))
+        unit = PrivacyUnit("one record behind an answer", conditions=(condition,))
         return replace(noise, unit=unit)
 
-    def _bounded(self, answer: float) -> float:
-        """The answer clipped to the bounds, NaN to the lower one; without bounds 0 for both."""
-        if self.bounds is None:
-            return answer if math.isfinite(answer) else 0.0
-        low, high = self.bounds
-        return low if math.isnan(answer) else min(max(answer, low), high)
-
     def _released(self, answer: float, *, unsafe_seed: int | None) -> float:
-        """The answer with fresh noise; the caller has charged it."""
+        """The answer, clipped, with fresh noise; the caller has charged it."""
+        low, high = self.bounds
         release = laplace_mechanism(
-            self._bounded(answer),
+            low if math.isnan(answer) else min(max(answer, low), high),
             sensitivity=self.width,
             epsilon=self.epsilon,
             unsafe_seed=unsafe_seed,
@@ -169,7 +134,6 @@ class Curator:
         dataset: The released rows.
         answers: How to release answers that are sensitive themselves; by default they are sent
             as measured, and no guarantee covers them.
-        max_queries: The most questions that will be answered, over all restarts.
         log: File of questions and answers, readable by its owner only; by default in memory.
         unsafe_seed: Reproducible noise of private answers, for simulations.
     """
@@ -183,36 +147,32 @@ class Curator:
         dataset: Release[Tensor],
         *,
         answers: PrivateAnswers | None = None,
-        max_queries: int | None = None,
         log: str | os.PathLike[str] = MEMORY,
         unsafe_seed: int | None = None,
     ) -> None:
         check_tensor("dataset", dataset.value, shape=("n", "d"))
-        self._open(lambda: dataset, evaluate, answers, max_queries, log, unsafe_seed)
+        self._open(lambda: dataset, evaluate, answers, log, unsafe_seed)
 
     def _open(
         self,
         release_rows: Callable[[], Release[Tensor]],
         evaluate: Callable[[int], float],
         answers: PrivateAnswers | None,
-        max_queries: int | None,
         log: str | os.PathLike[str],
         unsafe_seed: int | None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Check every argument and open the log; only then release the rows."""
         check_callable("evaluate", evaluate, otherwise=": pass a function of a row's number")
-        if max_queries is not None:
-            check_integer("max_queries", max_queries)
         check_payment(None if answers is None else answers.ledger, unsafe_seed=unsafe_seed)
         self.answers = answers
-        self.max_queries = max_queries
         self._evaluate = evaluate
         self._unsafe_seed = unsafe_seed
         self._lock = threading.Lock()
         #: One for each request id that somebody waits for.
         self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-        self._queries: dict[str, Query] = {}
+        #: The number and the row of each question, by its request id.
+        self._queries: dict[str, tuple[int, int]] = {}
         self._answers: dict[int, float] = {}
         self._run = Run(
             None if str(log) == MEMORY else log,
@@ -253,13 +213,6 @@ class Curator:
         """How many questions were accepted so far, restarts included."""
         return len(self._queries)
 
-    def query_log(self) -> list[Query]:
-        """What was asked, and when; never what was answered."""
-        return [
-            replace(query, answered=query.number in self._answers)
-            for query in self._queries.values()
-        ]
-
     def query(self, index: int, *, request_id: str | None = None) -> float:
         """Measure one row.
 
@@ -271,9 +224,8 @@ class Curator:
                 charge.
 
         Raises:
-            QuestionRefused: There is no such row, the same id asked for another row before,
-                ``max_queries`` are answered, or NaN or an infinity was measured (and answers leave
-                as measured).
+            QuestionRefused: There is no such row, the same id asked for another row before, or NaN
+                or an infinity was measured (and answers leave as measured).
             BudgetExhausted: If answers are private and the ledger cannot bear another.
         """
         try:
@@ -301,31 +253,28 @@ class Curator:
         questions = self._run.items("question")
         if [*questions] != [*range(1, len(questions) + 1)]:
             raise PrivacyError(f"`log` {self._run.path} is damaged: a question is missing.")
-        for number, (request, index, asked_at) in questions.items():
-            self._queries[request] = Query(number, request, index, asked_at, answered=False)
+        for number, (request, index, *_) in questions.items():
+            self._queries[request] = (number, index)
         self._answers |= self._run.items("answer")
 
     def _numbered(self, request: str, index: int) -> int:
         """The number of a question, which is written down if it is new."""
         with self._lock:
-            known = self._queries.get(request)
-            if known is None:
+            if request not in self._queries:
                 number = self.num_queries + 1
-                if self.max_queries is not None and number > self.max_queries:
-                    raise QuestionRefused(f"The limit of {self.max_queries} queries is reached.")
-                known = Query(number, request, index, time.time(), answered=False)
                 try:
-                    self._run.add("question", number, [request, index, known.asked_at])
-                    self._queries[request] = known
+                    self._run.add("question", number, [request, index])
+                    self._queries[request] = (number, index)
                 except BaseException:  # also Ctrl-C behind the commit
                     self._load()
                     raise
-        if known.index != index:
+        number, known = self._queries[request]
+        if known != index:
             raise QuestionRefused(
-                f"`request_id` {request!r} asked for row {known.index} before and for row "
-                f"{index} now: give each question its own id."
+                f"`request_id` {request!r} asked for row {known} before and for row {index} now: "
+                "give each question its own id."
             )
-        return known.number
+        return number
 
     def _keep_answer(self, number: int, answer: float) -> None:
         try:
@@ -394,7 +343,6 @@ class RandomProjectionCurator(Curator):
         epsilon: The epsilon that the published theorem claims; it sets the floor.
         delta: Its delta.
         answers: How to release sensitive answers; see :class:`PrivateAnswers`.
-        max_queries: The most questions that will be answered.
         log: File of questions and answers.
         unsafe_seed: Reproducible projection for simulations.
 
@@ -415,7 +363,6 @@ class RandomProjectionCurator(Curator):
         epsilon: float,
         delta: float,
         answers: PrivateAnswers | None = None,
-        max_queries: int | None = None,
         log: str | os.PathLike[str] = MEMORY,
         unsafe_seed: int | None = None,
     ) -> None:
@@ -449,7 +396,7 @@ class RandomProjectionCurator(Curator):
             )
             return Release(rows @ projection / math.sqrt(projection_dim), guarantee)
 
-        self._open(release_rows, evaluate, answers, max_queries, log, unsafe_seed)
+        self._open(release_rows, evaluate, answers, log, unsafe_seed)
 
 
 class GaussianNoiseCurator(Curator):
@@ -488,7 +435,6 @@ class GaussianNoiseCurator(Curator):
         ledger: Charged with the release of the rows before it is made.
         label: What it is for, in public words; shown in the ledger.
         answers: How to release sensitive answers; see :class:`PrivateAnswers`.
-        max_queries: The most questions that will be answered.
         log: File of the released rows, of questions and of answers.
         unsafe_seed: Reproducible noise for simulations; voids the guarantee.
 
@@ -517,7 +463,6 @@ class GaussianNoiseCurator(Curator):
         ledger: PrivacyLedger | None = None,
         label: str = "",
         answers: PrivateAnswers | None = None,
-        max_queries: int | None = None,
         log: str | os.PathLike[str] = MEMORY,
         unsafe_seed: int | None = None,
     ) -> None:
@@ -587,7 +532,7 @@ class GaussianNoiseCurator(Curator):
             "charged": ledger is not None,
             "fingerprint of the rows": fingerprint(X.detach().double()),
         }
-        self._open(release_rows, evaluate, answers, max_queries, log, unsafe_seed, settings)
+        self._open(release_rows, evaluate, answers, log, unsafe_seed, settings)
 
     @property
     def noise_std(self) -> float:
