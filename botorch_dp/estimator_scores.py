@@ -5,6 +5,7 @@ Nothing that one record says raises, warns, or changes how the others are read.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -418,6 +419,8 @@ def _checked_records(name: str, data: tuple[Any, Any]) -> tuple[Any, Any, int]:
     """Features, labels and their number, which is public."""
     X: Any
     X, y = (part.numpy(force=True) if isinstance(part, Tensor) else part for part in data)
+    if name == "train" and isinstance(X, list | tuple) and not isinstance(X[0], str):
+        X = np.asarray(X)
     if hasattr(X, "iloc") and not hasattr(X, "columns"):
         X = X.to_numpy()  # a column of texts
     sizes = [part.shape[0] if hasattr(part, "shape") else len(part) for part in (X, y)]
@@ -488,7 +491,7 @@ def _labels_like(classes: NDArray[Any], y: Any) -> NDArray[Any]:
     return np.append(labels, labels.dtype.type(first))
 
 
-_WIDTHS = "The records of `validation` have {} columns, but those of `train` have {}."
+_WIDTHS = "The records of `validation` have {} features, but those of `train` have {}."
 
 
 def _like_training(train: Any, X: Any) -> Any:
@@ -502,7 +505,9 @@ def _like_training(train: Any, X: Any) -> Any:
         if X.shape[1] != first.shape[1]:
             raise ValueError(_WIDTHS.format(X.shape[1], first.shape[1]))
         return sparse.vstack((X, sparse.csr_matrix(first)), format="csr", dtype=X.dtype)
-    if isinstance(X, list | tuple) and isinstance(train, list | tuple):
+    if isinstance(X, list | tuple) and isinstance(train, np.ndarray) and _is_numeric(first):
+        X = _read_rows(X, train.shape[1:])
+    elif isinstance(X, list | tuple) and isinstance(train, list | tuple):
         first, X = column(first), column(X)
     first = first.toarray() if hasattr(first, "toarray") else np.asarray(first)
     shown = [f"{type(part).__name__} of {getattr(part, 'dtype', '?')}" for part in (X, train)]
@@ -520,6 +525,15 @@ def _like_training(train: Any, X: Any) -> Any:
     if _is_numeric(X):
         return np.concatenate((X, first.astype(X.dtype)))
     return np.concatenate((X.astype(object), first.astype(object)))
+
+
+def _read_rows(rows: Sequence[Any], shape: tuple[int, ...]) -> Numbers:
+    """A list of records as numbers in the public shape; one of another shape is missing."""
+    numbers = np.full((len(rows), *shape), np.nan)
+    for place, row in enumerate(rows):
+        with contextlib.suppress(Exception):  # whatever a record is, it is no error
+            numbers[place] = as_numbers(row).reshape(shape)
+    return numbers
 
 
 #: What a column of records may hold, and what its public one does: texts are read as either.
@@ -551,6 +565,7 @@ def _frame_like(train: Any, X: Any) -> Any:
         cells, dtype, kind = X[label], public.dtype, _kind_of(public.dtype)
         if kind == "categories":
             _checked_names(f"The categories of {label!r}", dtype.categories.to_numpy())
+            cells = cells.cat.set_categories(dtype.categories)
         elif kind == "numbers":
             cells = pd.Series(as_numbers(cells.to_numpy()))
             if dtype.kind == "b" and isinstance(dtype, np.dtype):

@@ -6,6 +6,7 @@ Needs the extra ``sklearn``.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from botorch_dp.tuning import PrivateSearch
 
 with needs_extra("sklearn", "`botorch_dp.integrations.sklearn`"):
     from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+    from sklearn.exceptions import DataConversionWarning
     from sklearn.utils import get_tags
     from sklearn.utils.metaestimators import available_if
     from sklearn.utils.validation import check_is_fitted
@@ -134,6 +136,12 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         """
         if y is None:
             raise ValueError("It requires y to be passed, but the target y is None.")
+        if getattr(y, "shape", ())[1:] == (1,):
+            warnings.warn(
+                "A column-vector y was passed when a 1d array was expected.",
+                DataConversionWarning,
+                stacklevel=2,
+            )
         train, validation = self._records(X, y)
         search = self._search(train, validation)
         result = search.run(
@@ -177,6 +185,8 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
     predict_log_proba = _delegated("predict_log_proba")
     decision_function = _delegated("decision_function")
     transform = _delegated("transform")
+    inverse_transform = _delegated("inverse_transform")
+    score_samples = _delegated("score_samples")
 
     def score(self, X: Any, y: Any) -> float:
         """``best_estimator_.score(X, y)``. Sensitive, unless these records are public."""
@@ -187,6 +197,11 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
     def classes_(self) -> Any:
         """The labels in the public records."""
         return self.best_estimator_.classes_
+
+    @property
+    def feature_names_in_(self) -> Any:
+        """The names of the public records' columns, where they are a data frame."""
+        return self.best_estimator_.feature_names_in_
 
     @property
     def n_features_in_(self) -> int:
@@ -202,6 +217,8 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
         tags.estimator_type = inner.estimator_type
         tags.classifier_tags, tags.regressor_tags = inner.classifier_tags, inner.regressor_tags
+        if tags.classifier_tags is not None:
+            tags.classifier_tags = replace(tags.classifier_tags, multi_label=False)
         tags.transformer_tags = inner.transformer_tags
         tags.target_tags.required = True
         tags.input_tags = replace(inner.input_tags, sparse=False)

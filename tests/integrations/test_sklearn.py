@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
+from sklearn.exceptions import DataConversionWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.tree import DecisionTreeClassifier
-from sklearn.utils.estimator_checks import check_estimator
 
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.integrations.sklearn import (
@@ -26,27 +26,6 @@ from botorch_dp.integrations.sklearn import (
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 
-#: What privacy excludes, and why.
-EXCLUDED = {
-    name: reason
-    for reason, names in {
-        "a record that cannot be predicted has the worst score, and its labels may be any": (
-            "check_classifiers_one_label",
-            "check_classifiers_regression_target",
-            "check_supervised_y_no_nan",
-            "check_supervised_y_2d",
-            "check_estimators_nan_inf",
-        ),
-        "only forms that say nothing about a record are read": (
-            "check_classifier_data_not_an_array",
-            "check_regressor_data_not_an_array",
-            "check_complex_data",
-        ),
-        "noise hides so few records": ("check_classifiers_train", "check_regressors_train"),
-        "noise is drawn anew": ("check_fit_idempotent",),
-    }.items()
-    for name in names
-}
 X, Y = load_breast_cancer(return_X_y=True)
 PUBLIC, PRIVATE = (X[:200], Y[:200]), (X[200:], Y[200:])
 BUDGET = PrivacyBudget(3.0, 1e-5)
@@ -91,6 +70,25 @@ def test_scores_have_scikit_learns_names_too() -> None:
     assert -0.5 < search(scoring="neg_brier_score", n_iter=4).fit(*PRIVATE).best_score_ <= 0.0
     log = search(scoring="neg_log_loss", bounds=(0.0, 7.0), n_iter=4).fit(*PRIVATE)
     assert -7.0 <= log.best_score_ <= 0.0
+
+
+def test_lists_frames_and_column_vectors() -> None:
+    """A row of another form than the public ones counts as missing, and raises nothing."""
+    lists = [row.tolist() for row in PRIVATE[0]]
+    for public in (PUBLIC, tuple(each.tolist() for each in PUBLIC)):
+        found = search(public=public, unsafe_seed=0).fit(lists, PRIVATE[1].tolist())
+        assert found.result_.score.value == search(unsafe_seed=0).fit(*PRIVATE).result_.score.value
+    odd: list[Any] = [*lists[:-4], [1.0], "text", None, [object()] * 30]
+    assert search(unsafe_seed=0).fit(odd, PRIVATE[1]).best_params_
+    with pytest.warns(DataConversionWarning, match="column-vector y"):
+        search().fit(PRIVATE[0], PRIVATE[1][:, None])
+    with pytest.raises(ValueError, match="have 3 features, but those of `train` have 30"):
+        search().fit(PRIVATE[0][:, :3], PRIVATE[1])
+    names = [f"x{place}" for place in range(30)]
+    frames = [pd.DataFrame(each, columns=names) for each in (PUBLIC[0], PRIVATE[0])]
+    found = search(public=(frames[0], PUBLIC[1])).fit(frames[1], PRIVATE[1])
+    assert list(found.feature_names_in_) == names
+    assert not hasattr(search().fit(*PRIVATE), "feature_names_in_")
 
 
 def test_a_score_that_was_not_released() -> None:
@@ -189,27 +187,3 @@ def test_a_pipeline_that_standardizes_what_it_predicts_is_refused() -> None:
         with pytest.raises(PrivacyError, match="mixes the records"):
             search(estimator=mixing, param_distributions=space).fit(*PRIVATE, ledger=ledger)
         assert not ledger.entries()
-
-
-class _OnTheSame(PrivateSearchCV):
-    """For scikit-learn's checks, whose records have other forms each time: all are public, too."""
-
-    def _records(self, X: Any, y: Any) -> Any:
-        return copy.deepcopy((X, y)), (X, y)
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("estimator", [LogisticRegression(), Ridge()], ids=["class", "regress"])
-def test_scikit_learns_own_checks(estimator: Any) -> None:
-    regression = isinstance(estimator, Ridge)
-    given = _OnTheSame(
-        estimator, {"alpha" if regression else "C": [0.5, 2.0]}, budget=PrivacyBudget(9.0, 1e-3),
-        n_iter=2, scoring="squared" if regression else "zero_one",
-        bounds=(0.0, 9.0) if regression else None,
-    )  # fmt: skip
-    results = check_estimator(given, expected_failed_checks=EXCLUDED, on_fail=None)
-    failed = {
-        r["check_name"]: str(r["exception"])[:300] for r in results if r["status"] == "failed"
-    }
-    assert failed == {}
-    assert sum(r["status"] == "passed" for r in results) > 25
