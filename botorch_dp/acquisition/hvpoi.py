@@ -5,6 +5,9 @@ product of intervals, so its volume and, for independent Gaussians, its probabil
 over the ``m`` objectives. The cells come as one tensor ``edges`` of shape
 ``(batch_shape) x 2 num_cells x m``: first all lower bounds, then all upper bounds. Pending points
 are believed (:func:`believe`), so that they too are taken into account in closed form.
+
+The functions of cells take ``batch_shape x 1 x m``-dim tensors of means and of positive standard
+deviations, and ``2 num_cells x m``-dim edges. They return a ``batch_shape``-dim tensor.
 """
 
 from __future__ import annotations
@@ -261,14 +264,7 @@ class HypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
     @t_batch_mode_transform(expected_q=1)
     @average_over_ensemble_models  # type: ignore[arg-type]
     def forward(self, X: Tensor) -> Tensor:
-        """Evaluate HVPoI.
-
-        Args:
-            X: A ``batch_shape x 1 x d``-dim tensor.
-
-        Returns:
-            A ``batch_shape``-dim tensor.
-        """
+        """HVPoI at ``batch_shape x 1 x d`` points: ``batch_shape`` values."""
         mean, std = self._objectives(X)
         # Where the gain is positive, the mean and with it the orthant above it lie in the region:
         # the probability is then at least 2^-m, and no logarithms are needed for precision.
@@ -288,15 +284,7 @@ class LogHypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
     the value by ``log a`` and changes nothing else.
 
     Args:
-        model: See ``HypervolumeProbabilityOfImprovement``, also for the arguments up to
-            ``X_pending``.
-        ref_point: The ``m`` reference values, in the space of the weighted objectives.
-        partitioning: The decomposition of the region not dominated by the front.
-        region: "unbounded" or "box".
-        weights: One factor for each objective, negative to minimize it.
-        outcomes: Which outputs of the model are objectives.
-        posterior_transform: Applied to the model's posterior before anything else.
-        X_pending: An ``n x d``-dim tensor of points under evaluation.
+        model: As for ``HypervolumeProbabilityOfImprovement``; likewise all others but the last.
         tau_relu: Temperature of the smoothed gain in posterior standard deviations.
 
     Example:
@@ -355,14 +343,7 @@ class LogHypervolumeProbabilityOfImprovement(_HypervolumeAcquisition):
     @t_batch_mode_transform(expected_q=1)
     @average_over_ensemble_models  # type: ignore[arg-type]
     def forward(self, X: Tensor) -> Tensor:
-        """Evaluate the smoothed logarithm of HVPoI.
-
-        Args:
-            X: A ``batch_shape x 1 x d``-dim tensor.
-
-        Returns:
-            A ``batch_shape``-dim tensor.
-        """
+        """Its smoothed logarithm at ``batch_shape x 1 x d`` points: ``batch_shape`` values."""
         mean, std = self._objectives(X)
         gain = log_volume_gain(mean, self.volume_edges, temperature=self.tau_relu * std)
         return (gain + log_probability(mean, std, self.probability_edges)).to(X)
@@ -426,15 +407,7 @@ def least_variance(bounds: Tensor) -> Tensor:
 
 
 def volume_gain(mean: Tensor, edges: Tensor) -> Tensor:
-    """Volume of the cells' parts that lie below ``mean`` in every objective.
-
-    Args:
-        mean: A ``batch_shape x 1 x m``-dim tensor.
-        edges: A ``2 num_cells x m``-dim tensor.
-
-    Returns:
-        A ``batch_shape``-dim tensor; exactly zero where ``mean`` is dominated.
-    """
+    """Volume of the cells' parts that lie below ``mean``; exactly zero where it is dominated."""
     lower, upper = edges.chunk(2, dim=-2)
     return _product((torch.minimum(mean, upper) - lower).clamp_min(0.0)).sum(-1)
 
@@ -444,14 +417,6 @@ def probability(mean: Tensor, std: Tensor, edges: Tensor) -> Tensor:
 
     The absolute error is a few roundings; relative precision in the tails takes
     ``log_probability``.
-
-    Args:
-        mean: A ``batch_shape x 1 x m``-dim tensor.
-        std: A ``batch_shape x 1 x m``-dim tensor of positive standard deviations.
-        edges: A ``2 num_cells x m``-dim tensor.
-
-    Returns:
-        A ``batch_shape``-dim tensor.
     """
     lower, upper = torch.special.ndtr((edges - mean) / std).chunk(2, dim=-2)
     return _product(upper - lower).sum(-1)
@@ -463,15 +428,8 @@ def log_volume_gain(mean: Tensor, edges: Tensor, temperature: Tensor) -> Tensor:
     The part of ``[l, u]`` below the mean has length ``relu(mean - l) - relu(mean - u)``. With the
     fat-tailed smooth ``relu`` of [Ament2023] this is positive however far below ``l`` the mean
     is, and decays polynomially there. It still telescopes over adjacent intervals, so that the
-    smoothed volume does not depend on how the region is cut into cells.
-
-    Args:
-        mean: A ``batch_shape x 1 x m``-dim tensor.
-        edges: A ``2 num_cells x m``-dim tensor.
-        temperature: A ``batch_shape x 1 x m``-dim tensor, the width of the smoothed kink.
-
-    Returns:
-        A ``batch_shape``-dim tensor.
+    smoothed volume does not depend on how the region is cut into cells. The ``temperature`` of each
+    objective is the width of its smoothed kink.
     """
     above_lower, above_upper = fatplus(mean - edges, tau=temperature).chunk(2, dim=-2)
     # Intervals thinner than the rounding of their distance to the mean may get length zero.
@@ -480,16 +438,7 @@ def log_volume_gain(mean: Tensor, edges: Tensor, temperature: Tensor) -> Tensor:
 
 
 def log_probability(mean: Tensor, std: Tensor, edges: Tensor) -> Tensor:
-    """Logarithm of ``probability``, precise also where the probability itself underflows.
-
-    Args:
-        mean: A ``batch_shape x 1 x m``-dim tensor.
-        std: A ``batch_shape x 1 x m``-dim tensor of positive standard deviations.
-        edges: A ``2 num_cells x m``-dim tensor.
-
-    Returns:
-        A ``batch_shape``-dim tensor.
-    """
+    """Logarithm of ``probability``, precise also where the probability itself underflows."""
     lower, upper = ((edges - mean) / std).chunk(2, dim=-2)
     return _LogNormalInterval.apply(lower, upper).sum(-1).logsumexp(-1)
 

@@ -337,14 +337,10 @@ class RandomProjectionCurator(Curator):
     Use :class:`GaussianNoiseCurator` for a guarantee.
 
     Args:
-        X: ``n x d`` rows.
-        evaluate: Row index to measured value.
         projection_dim: Columns ``r`` of the release.
         epsilon: The epsilon that the published theorem claims; it sets the floor.
         delta: Its delta.
-        answers: How to release sensitive answers; see :class:`PrivateAnswers`.
-        log: File of questions and answers.
-        unsafe_seed: Reproducible projection for simulations.
+        X: As for :class:`GaussianNoiseCurator`; likewise all others.
 
     Example:
         >>> curator = RandomProjectionCurator(

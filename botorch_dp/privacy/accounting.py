@@ -174,17 +174,9 @@ def dp_sgd_epsilon(
     sampling: Sampling = "poisson",
     relation: NeighboringRelation | None = None,
 ) -> float:
-    """The epsilon of DP-SGD (or DP-Adam) at ``delta``, an upper bound.
+    """The epsilon of DP-SGD (or DP-Adam) at ``delta`` in (0, 1), an upper bound.
 
-    Args:
-        noise_multiplier: Standard deviation of the noise on the summed gradient, over the clipping
-            norm.
-        batch_size: Records in a batch; for Poisson sampling the expected number.
-        num_records: Number of records.
-        steps: Number of noisy gradients.
-        delta: In (0, 1).
-        sampling: How batches are drawn. A shuffled pass over the data is neither.
-        relation: REPLACE_ONE if None; batches of fixed size know no other.
+    The other arguments are those of :class:`DPSGD`.
 
     Returns:
         Epsilon under the relation, about 3e-4 above the exact value of the dominating pair.
@@ -228,10 +220,7 @@ def dp_sgd_epsilons(
         noise_multipliers: Candidates' noise multipliers, ``b``.
         batch_sizes: Their batch sizes, ``b``.
         steps: Their numbers of steps, ``b``.
-        num_records: Number of records.
-        delta: In (0, 1).
-        sampling: How batches are drawn.
-        relation: REPLACE_ONE if None.
+        num_records: As for :func:`dp_sgd_epsilon`; likewise the arguments after it.
 
     Returns:
         ``b`` epsilons.
@@ -287,13 +276,8 @@ def dp_sgd_noise_multiplier(
 
     Args:
         epsilon: The target, positive; it is never exceeded.
-        batch_size: Records in a batch; for Poisson sampling the expected number.
-        num_records: Number of records.
-        steps: Number of noisy gradients.
-        delta: In (0, 1).
-        sampling: How batches are drawn.
-        relation: REPLACE_ONE if None.
         tolerance: How far above the least value the result may be, relatively.
+        batch_size: As for :func:`dp_sgd_epsilon`; likewise the other arguments.
 
     Example:
         >>> run = dict(epsilon=1.0, batch_size=256, num_records=32561, steps=1000, delta=1e-5)

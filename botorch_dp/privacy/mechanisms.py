@@ -178,22 +178,13 @@ def gaussian_mechanism(
     delta) is off by less than n 1e-40, relatively; all conversions here add 1e-12 to the logarithm
     of delta.
 
+    The arguments that are not described here are those of :func:`laplace_mechanism`.
+
     Args:
-        value: A float, or a floating-point tensor of any shape. An infinity counts as the largest
-            double and NaN as 0, without an error: that could tell about a single record.
         sensitivity: How far the value can move in l2 norm between neighbouring data sets.
         mu: The privacy parameter; give this, or ``epsilon`` and ``delta``.
         epsilon: Target epsilon, with ``delta``.
         delta: Target delta, with ``epsilon``.
-        unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
-            rests on.
-        ledger: What the release is charged to, before noise is drawn.
-        key: Names the released value in the ledger: asking again replays it, free of charge.
-        label: What it is for, in public words; shown in the ledger.
-        unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
-
-    Returns:
-        A float for a float; a tensor of the same shape, dtype and device for a tensor.
 
     Example:
         >>> release = gaussian_mechanism(torch.zeros(3), sensitivity=0.1, mu=0.5)
@@ -260,18 +251,14 @@ def exponential_mechanism(
     if one utility is far above the others. One record changes the chance of acceptance by at most
     a factor of ``exp(epsilon)``.
 
+    The arguments that are not described here are those of :func:`laplace_mechanism`.
+
     Args:
         utilities: ``n`` utilities, one for each choice. NaN counts as the lowest, infinities as the
             largest doubles.
         sensitivity: How far any single utility can move between neighbouring data sets.
         epsilon: The privacy parameter.
         method: ``"exponential"`` or ``"permute_and_flip"``.
-        unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
-            rests on.
-        ledger: What the release is charged to, before noise is drawn.
-        key: Names the released value in the ledger: asking again replays it, free of charge.
-        label: What it is for, in public words; shown in the ledger.
-        unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
         An index into ``utilities``. ``scale`` is the s in probabilities proportional to

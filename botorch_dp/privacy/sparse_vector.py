@@ -120,6 +120,9 @@ def sparse_vector(
     probability below ``exp(-1000)``, saturates. All noise is drawn up front: the time taken does
     not depend on the answers.
 
+    The arguments that are not described here are those of
+    :func:`~botorch_dp.privacy.laplace_mechanism`.
+
     Args:
         answers: ``m`` query answers. Beyond ``2^30`` sensitivities they count as that, NaN as the
             lowest.
@@ -127,12 +130,6 @@ def sparse_vector(
         max_positives: The number C of positive outputs after which the procedure stops.
         threshold: The public threshold.
         sensitivity: How far any single answer can move between neighbouring data sets.
-        unit: Whom it protects, the relation that ``sensitivity`` refers to, and what that bound
-            rests on.
-        ledger: What the release is charged to, before noise is drawn.
-        key: Names the released value in the ledger: asking again replays it, free of charge.
-        label: What it is for, in public words; shown in the ledger.
-        unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
 
     Returns:
         At most ``m`` booleans; the last one is true if the procedure stopped at C positives.

@@ -182,14 +182,10 @@ class PriorMaximum(LaplaceMaximum):
         label: str = "",
         unsafe_seed: int | None = None,
     ) -> Release[float]:
-        """Release the maximum. Warns beforehand when the noise would drown the answer.
+        """As for any maximum, of the ``T`` values of the search.
 
         Args:
-            values: The ``T`` values that the search saw, in its order. Sensitive.
             num_records: Size of the validation set, to warn when ``delta`` is too large for it.
-            ledger: Charged before ``values`` are looked at.
-            label: What it is for, in public words; shown in the ledger.
-            unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
         """
         check_tensor("values", values, shape=(self.steps,), finite=False)
         warn_large_delta(self.delta, num_records)
@@ -216,16 +212,10 @@ class PrivateMaximum(PriorMaximum):
     variance, zero mean) all values are.
 
     Args:
-        epsilon: The privacy parameter.
-        delta: Probability, over the prior, that the sensitivity bound fails.
-        steps: The number ``T`` of observations.
-        num_choices: The number ``n`` of choices.
-        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets, whatever
-            the relation; see :mod:`.assumptions` for how to choose it.
         noise_std: Standard deviation ``s`` of the observation noise, for unit prior variance.
         information_gain: An upper bound on ``gamma_T``; see :func:`.max_information_gain`.
         edition: ``"icml2015"``, or ``"union_bound"``, whose proof covers the noise of all steps.
-        unit: Whom or what one record is, and which data sets are neighbours.
+        epsilon: As for :class:`~botorch_dp.release.PrivateChoice`; likewise all others.
 
     Example:
         >>> gain = max_information_gain(kernel, choices, num_observations=50, noise_variance=0.01)
@@ -328,16 +318,11 @@ class NoiseFreeMaximum(PriorMaximum):
     is (epsilon, delta), **conditional** on Assumption 1 and on the regret constants being true.
 
     Args:
-        epsilon: The privacy parameter.
-        delta: Probability, over the prior, that the sensitivity bound fails.
         steps: The number ``T`` of samples, at least 2; it must not depend on the records.
-        num_choices: The number ``n`` of choices.
         dim: The dimension ``d`` of the choices.
-        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets, whatever
-            the relation; see :mod:`.assumptions` for how to choose it.
         amplitude: The constant ``A``.
         rate: The constant ``tau``.
-        unit: Whom or what one record is, and which data sets are neighbours.
+        epsilon: As for :class:`PrivateMaximum`; likewise all others.
 
     Example:
         >>> maximum = NoiseFreeMaximum(

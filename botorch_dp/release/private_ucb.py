@@ -529,16 +529,10 @@ class BranchAndBoundUCB(_PrivateOptimizer):
     maximizer keeps evaluating it, so that the number of evaluations says nothing of the records.
 
     Args:
-        choices: An ``n x d`` tensor. Public.
-        kernel: The prior covariance, with ``k(x, x) = 1``, fixed without looking at the records.
-        steps: The number of evaluations, at least 2.
-        epsilon: The privacy parameter of each of the two releases.
-        delta: Of each: probability, over the prior, that the sensitivity bound fails.
-        dataset_correlation: The prior correlation ``k(V, V')`` of neighbouring data sets.
         amplitude: ``A`` in the regret ``A exp(-tau t / (log t)^{d/4})``.
         rate: ``tau`` in the regret.
-        method: How the choice is drawn; see :class:`.PrivateChoice`.
-        unit: Whom or what one record is, and which data sets are neighbours.
+        steps: The number of evaluations, at least 2.
+        choices: As for :class:`PrivateGPUCB`; likewise all others.
 
     Example:
         >>> search = BranchAndBoundUCB(
