@@ -183,26 +183,12 @@ def takes_labels(loss: Loss) -> bool:
     return known_gradient(loss) is not None and loss is not F.mse_loss
 
 
-#: Steps back in autograd whose kernels compute the same way whatever the values are. That of a
-#: product over a dimension, for one, looks for zeros in all records and then takes another way.
-_NAMES = (
-    "Abs AccumulateGrad Add Amax Amin BinaryCrossEntropy Clamp ClampMax ClampMin Clone Div Elu "
-    "Erf Exp Expand Expm1 Gather Gelu HuberLoss LeakyRelu LinalgVectorNorm Log Log1P LogSigmoid "
-    "LogSoftmax Logaddexp Logsumexp MaskedFill Maximum Mean Minimum MseLoss Mul Neg NllLoss "
-    "Permute Pow Reciprocal Relu Rsqrt Rsub Select Sigmoid Silu SmoothL1Loss Softmax Softplus "
-    "Sqrt Squeeze Sub Sum Tanh ToCopy Transpose UnsafeView Unsqueeze View Where"
-)
-_WITHOUT_DECISIONS = set(_NAMES.split())
-
-
 class OutputGradient:
     """The gradients of the records' own losses with respect to their outputs, ``b x ...``.
 
     A loss without a known gradient is called on one record at a time, vectorized, so that it cannot
-    mix them. The way back is then one pass of autograd for all records, if none of its steps looks
-    at values: one record's could otherwise decide how those of others are computed. If one does,
-    each record has a way back of its own, vectorized as well, which takes about twice as long.
-    Which of the two it is follows from the code of the loss and from no value.
+    mix them, and the way back is one pass of autograd for all records. Where a loss takes gradients
+    itself, each record has a way back of its own, vectorized as well.
 
     A loss without a known gradient sees zeros in place of outputs that are not finite, at which
     some raise; the gradient of such a record is not finite.
@@ -214,7 +200,6 @@ class OutputGradient:
     def __init__(self, loss: Loss) -> None:
         self._loss, self._known = loss, known_gradient(loss)
         self._losses = vmap(loss, randomness="different")
-        self._together: bool | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Outputs ``b x ...`` and targets ``b x ...``; neither is changed."""
@@ -224,31 +209,21 @@ class OutputGradient:
             return self._known(outputs, targets)
         finite = outputs.nan_to_num(0.0, 0.0, 0.0)
         X, Y = finite.unsqueeze(1), targets.unsqueeze(1)  # batches of one
-        found = None if self._together is False else self._gradients(X.requires_grad_(), Y)
-        if found is None:
+        try:
+            found = self._gradients(X.requires_grad_(), Y)
+        except RuntimeError:  # the loss may take gradients itself, which needs the other way
             found = vmap(grad(self._sum), randomness="different")(X.detach(), Y)
         return found.squeeze(1) + (outputs - outputs)  # which is zero or NaN
 
     def _sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._loss(outputs, targets).sum()
 
-    def _gradients(self, X: Tensor, Y: Tensor) -> Tensor | None:
-        """One way back for all records; None if the loss turns out not to allow that."""
-        with torch.enable_grad():
-            try:
-                values = self._losses(X, Y)
-            except RuntimeError:
-                if self._together:
-                    raise
-                self._together = False  # it may take gradients itself, which needs the other way
-                return None
-            if self._together is None:
-                self._together = steps_back(values) <= _WITHOUT_DECISIONS
-            if not self._together:
-                return None
-            if not values.requires_grad:
-                return torch.zeros_like(X)
-            return torch.autograd.grad(values.sum(), X)[0]
+    @torch.enable_grad()
+    def _gradients(self, X: Tensor, Y: Tensor) -> Tensor:
+        values = self._losses(X, Y)
+        if not values.requires_grad:
+            return torch.zeros_like(X)
+        return torch.autograd.grad(values.sum(), X)[0]
 
 
 def steps_back(values: Tensor) -> set[str]:
