@@ -180,10 +180,8 @@ class DPareto:
     ) -> ParetoFront:
         """Propose and train until the study has so many trials.
 
-        Ctrl-C keeps what has finished, and the same call goes on. A study with a ``storage`` raises
-        ``KeyboardInterrupt``, whose note says so; one in memory returns the front of what has
-        finished, with a warning. A trial whose training raises has failed, and what it raised is
-        kept as ``trial.failure``.
+        Ctrl-C keeps what has finished: :meth:`front` shows it, and the same call goes on. A trial
+        whose training raises has failed, and what it raised is kept as ``trial.failure``.
 
         Args:
             trials: Of the whole study, earlier and failed ones included.
@@ -198,7 +196,7 @@ class DPareto:
             StudyError: Nothing has finished, and the first trials have failed or the budget cannot
                 bear one.
             BrokenExecutor: The executor died. Its trials wait for the next call of ``run``.
-            KeyboardInterrupt: After Ctrl-C, with a ``storage`` or if nothing has finished.
+            KeyboardInterrupt: After Ctrl-C; a note says how to go on.
         """
         check_integer("trials", trials)
         check_integer("batch_size", batch_size)
@@ -208,7 +206,7 @@ class DPareto:
                 f"`trials` = {trials} is more than the grid's {most:g} points; raise `grid_levels`."
             )
         self._file.check_held()
-        exhausted, interrupted = False, ""
+        exhausted = False
         with (
             Trainings(self._charged or self.problem, self._file, executor) as trainings,
             ProgressBar(total=trials, disable=not progress, unit="trial") as bar,
@@ -235,11 +233,9 @@ class DPareto:
                     else:
                         break
             except KeyboardInterrupt as error:
-                interrupted = self._interrupted(trials)
-                if self._file.path != MEMORY or not self._file.count("complete"):
-                    error.add_note(interrupted)
-                    raise
-        _warn_of_what_is_missing(self._file, trials, exhausted, interrupted)
+                error.add_note(self._interrupted(trials))
+                raise
+        _warn_of_what_is_missing(self._file, trials, exhausted)
         return self.front()
 
     def _waiting(self, busy: Set[int] = frozenset()) -> Trial | None:
@@ -528,13 +524,9 @@ def training_seeds(seed: int, number: int, replicates: Iterable[int]) -> dict[in
     return {r: int(stream.generate_state(1)[0]) >> 1 for r, stream in streams.items()}
 
 
-def _warn_of_what_is_missing(
-    file: StudyFile, wanted: int, exhausted: bool, interrupted: str
-) -> None:
+def _warn_of_what_is_missing(file: StudyFile, wanted: int, exhausted: bool) -> None:
     """Say what a front is without; an error if the budget was too small for a single trial."""
-    if interrupted:
-        warnings.warn(f"{interrupted} This is the front so far.", stacklevel=3)
-    elif exhausted and not file.count("complete"):
+    if exhausted and not file.count("complete"):
         raise StudyError(
             "The budget cannot bear a single trial of what would be proposed: raise it, or "
             "narrow the space to cheaper trainings (more noise, fewer steps)."
