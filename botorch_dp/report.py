@@ -29,9 +29,7 @@ from botorch_dp.pareto import (
     Trial,
 )
 from botorch_dp.pareto.front import trial_table
-from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.pareto.publication import publication
-from botorch_dp.pareto.recommendation import expected_values
 from botorch_dp.pareto.storage import StudyFile
 from botorch_dp.plots import plot_front
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, PrivacyUnit
@@ -82,7 +80,7 @@ def study_report(
 
     Args:
         study: A study, or its file, which is neither changed nor locked. A file does not hold the
-            oracles: what to deploy is then chosen among the configs that were tried.
+            oracles, and its page does not say what to deploy.
         path: Where; must end in .html.
         ledger: The file that the trainings of a stored study were charged to; by default the one
             beside it.
@@ -134,8 +132,9 @@ def _page(
         front = ParetoFront(problem, complete, guarantee=priced, charged=ledger is not None)
     price = _price(problem, trials, front, charged, ledger, stored=recommend is None)
     sections = [("The price of publishing", price)]
+    if front is not None and recommend is not None:
+        sections.append(("What to deploy", _to_deploy(front, recommend)))
     if front is not None:
-        sections.append(("What to deploy", _to_deploy(front, trials, seed, recommend)))
         sections.append(("The front", _drawn(front)))
     on_front = {trial.number for trial in front.front_trials} if front else set()
     columns = trial_table(problem, trials)
@@ -211,42 +210,24 @@ def _price(
     return f'<p class="price">{escape(headline)}</p>{paragraphs}'
 
 
-def _to_deploy(
-    front: ParetoFront,
-    trials: Sequence[Trial],
-    seed: int,
-    recommend: Callable[[float], OperatingPoint] | None,
-) -> str:
+def _to_deploy(front: ParetoFront, recommend: Callable[[float], OperatingPoint]) -> str:
     """The config that models expect to be most accurate within each of some epsilons."""
+    parameters = [*front.problem.space.parameters]
     rows: list[list[Any]] = []
-    believed: list[list[float]] = []
-    if recommend is None and len(front.trials) >= 2:
-        believed = expected_values(Proposer(front.problem, seed=seed), trials).tolist()
     for limit in _stops(front):
-        if recommend is not None:
-            try:
-                point = recommend(limit)
-            except ValueError:
-                continue  # nothing in the space has so small an epsilon
-            error = "{:.4f} ({:.4f} to {:.4f})".format(point.error, *point.interval)
-            origin = "tried" if point.tried else "never tried"
-            config, epsilon = point.config, point.epsilon
-        else:
-            within = [i for i, trial in enumerate(front.trials) if trial.epsilon <= limit]
-            if not believed or not within:
-                continue
-            best = min(within, key=lambda i: believed[i][1])
-            error, origin = f"{believed[best][1]:.4f}", "tried"
-            config, epsilon = front.trials[best].config, front.trials[best].epsilon
-        values = [config.get(name) for name in front.problem.space.parameters]
-        rows.append([f"{limit:g}", rounded_up(epsilon), error, *values, origin])
-    heads = ["ε at most", "ε", "expected error (95% interval)"]
-    heads += [*front.problem.space.parameters, "origin"]
+        try:
+            point = recommend(limit)
+        except ValueError:
+            continue  # nothing in the space has so small an epsilon
+        error = "{:.4f} ({:.4f} to {:.4f})".format(point.error, *point.interval)
+        values = [point.config.get(name) for name in parameters]
+        origin = "tried" if point.tried else "never tried"
+        rows.append([f"{limit:g}", rounded_up(point.epsilon), error, *values, origin])
+    heads = ["ε at most", "ε", "expected error (95% interval)", *parameters, "origin"]
     columns = {head: [row[i] for row in rows] for i, head in enumerate(heads)}
-    which = "tried or not" if recommend else "among those that were tried"
     return (
         "<p>The configuration expected to be most accurate within each ε, by the study's models, "
-        f"{which}.</p>{_table(columns)}"
+        f"tried or not.</p>{_table(columns)}"
     )
 
 
