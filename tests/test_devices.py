@@ -108,7 +108,7 @@ def confidence_bound() -> Maker:
 
 def trace_and_slope() -> Maker:
     X = torch.rand(8, D, dtype=torch.double)
-    kernel = ScaleKernel(RBFKernel(active_dims=(0, 2)))
+    kernel = ScaleKernel(RBFKernel())
     Z = torch.rand(4, 2, D, dtype=torch.double, requires_grad=True)
 
     def make() -> Callable[[], None]:

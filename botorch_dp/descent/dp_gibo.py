@@ -101,9 +101,9 @@ class DPGIBO:
             an infinite loss is no error: that record's gradient counts as zero.
         initial: Where to start, a ``d``-vector chosen without the records (see
             :func:`private_start`). Its dtype and device are used throughout.
-        kernel: A GPyTorch kernel whose hyper-parameters were chosen without the records. A
-            polynomial kernel needs no further points once its few functions are known, so it suits
-            losses that are polynomials.
+        kernel: An RBF, Matern-5/2 or polynomial kernel of GPyTorch, or a scaling of one, whose
+            hyper-parameters were chosen without the records. A polynomial kernel needs no further
+            points once its few functions are known, so it suits losses that are polynomials.
         mu: The privacy parameter of the whole run; infinite for plain GIBO without noise.
         steps: ``T``. Fixed in advance, since the noise of each step depends on it.
         clip_norm: ``B``. Near the median length of the records' gradients for bounded or convex

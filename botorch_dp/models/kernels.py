@@ -7,10 +7,9 @@ The gradient of a Gaussian process is a Gaussian process too, and all that is ne
 
 The last one is the prior covariance of the gradient. It cannot be left to automatic
 differentiation: GPyTorch's Matern kernel goes through a distance whose derivative at zero does not
-exist, so it raises or silently comes out as zero. ``RBFKernel``, ``MaternKernel(nu=2.5)`` and
-``PolynomialKernel`` are therefore written out, and scalings, sums, products and restrictions to
-some inputs follow by their rules. Every other kernel is differentiated automatically, held against
-central differences, and refused if they disagree.
+exist, so it raises or silently comes out as zero. ``RBFKernel``, ``MaternKernel(nu=2.5)``,
+``PolynomialKernel`` and scalings of them are therefore written out. Further kernels are registered
+with :func:`derivatives_of`.
 
 Points are compared through explicit differences, not through ``|a|^2 + |b|^2 - 2ab``: a design
 for a gradient puts points within a thousandth of a length-scale of each other.
@@ -33,10 +32,6 @@ from botorch_dp.models.finite import matern_52
 from botorch_dp.models.public import frozen_kernel
 
 _SQRT5 = math.sqrt(5.0)
-# Automatic second derivatives at coincident points are either right to many digits or plainly
-# wrong (zero, NaN), so a coarse comparison with central differences tells them apart.
-_DIFFERENCE_STEP = 1e-3
-_DIFFERENCE_TOLERANCE = 1e-2
 
 
 class KernelDerivatives(nn.Module, ABC):
@@ -203,80 +198,6 @@ class _PolynomialDerivatives(KernelDerivatives):
         return covariance
 
 
-class _AutogradDerivatives(KernelDerivatives):
-    """Any other kernel, differentiated automatically and checked where that is known to fail."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        unit = torch.ones(1, device="cpu")
-        if kernel.has_lengthscale:
-            unit = kernel.lengthscale.detach().min().reshape(1)
-        super().__init__(unit)
-        self.kernel = kernel
-
-    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
-        return self.kernel(X1, X2).to_dense()
-
-    def diagonal(self, X: Tensor) -> Tensor:
-        return self.kernel(X, X, diag=True)
-
-    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
-        # ``X`` may be a candidate that is being optimized: then keep the graph for it.
-        keep_graph = torch.is_grad_enabled() and X.requires_grad
-        with torch.enable_grad():
-            at = location.detach().expand_as(X).clone().requires_grad_()
-            slope = self._derivative(self._pairwise(at, X).sum(), at, keep_graph)
-        return slope.mT if keep_graph else slope.detach().mT
-
-    def gradient_covariance(self, location: Tensor) -> Tensor:
-        d = len(location)
-        with torch.enable_grad():
-            first, second = (location.detach().expand(d, d).clone() for _ in range(2))
-            first.requires_grad_()
-            second.requires_grad_()
-            slope = self._derivative(self._pairwise(first, second).sum(), first, keep_graph=True)
-            covariance = self._derivative(slope.diagonal().sum(), second, keep_graph=False)
-        self._check(location.detach(), covariance)
-        return 0.5 * (covariance + covariance.mT)
-
-    def _pairwise(self, X1: Tensor, X2: Tensor) -> Tensor:
-        """``k(x1, x2)`` row by row: ``... x N x d`` twice to ``... x N``."""
-        # One small matrix for each row, with a second column that is thrown away: GPyTorch takes
-        # other paths for equal arguments and for diagonals, and loses derivatives there.
-        other = torch.stack((X2, X2 + 1), dim=-2)  # ... x N x 2 x d
-        return self.kernel(X1.unsqueeze(-2), other).to_dense()[..., 0, 0]
-
-    def _derivative(self, value: Tensor, at: Tensor, keep_graph: bool) -> Tensor:
-        try:
-            (slope,) = torch.autograd.grad(value, at, create_graph=keep_graph)
-        except RuntimeError as error:
-            raise self._refusal("automatic differentiation cannot go through it") from error
-        return slope
-
-    def _check(self, location: Tensor, covariance: Tensor) -> None:
-        """Compare with central differences of the kernel's values."""
-        d = len(location)
-        step = _DIFFERENCE_STEP * self.length_scales.to(location)
-        moves = torch.diag(step.expand(d))
-        with torch.no_grad():
-            stencil = torch.cat((location + moves, location - moves))
-            values = self.value(stencil, stencil)
-        if values.shape != (2 * d, 2 * d):
-            raise self._refusal("it has several outputs for each input")
-        differences = (values[:d, :d] - values[:d, d:] - values[d:, :d] + values[d:, d:]) / (
-            4 * step.square()
-        )
-        error = (covariance - differences).abs().max()
-        if not error <= _DIFFERENCE_TOLERANCE * differences.abs().max():  # also refuses NaN
-            raise self._refusal("its automatic second derivative at coincident points is wrong")
-
-    def _refusal(self, reason: str) -> ValueError:
-        return ValueError(
-            f"`kernel` {type(self.kernel).__name__} has no usable gradient: {reason}. Use "
-            "RBFKernel, MaternKernel(nu=2.5), PolynomialKernel or a scaling of them, or register "
-            "closed forms with `derivatives_of.register`."
-        )
-
-
 class ScaledDerivatives(KernelDerivatives):
     """``scale * k``."""
 
@@ -314,7 +235,7 @@ def kernel_derivatives(kernel: Kernel, like: Tensor) -> KernelDerivatives:
         like: A tensor whose dtype and device the result has.
 
     Raises:
-        ValueError: If the kernel is batched or is known to have too few derivatives.
+        ValueError: If the kernel is batched, has too few derivatives, or no closed form.
 
     Example:
         >>> location = torch.zeros(3, dtype=torch.double)
@@ -325,16 +246,19 @@ def kernel_derivatives(kernel: Kernel, like: Tensor) -> KernelDerivatives:
 
 
 def _derivatives(kernel: Kernel) -> KernelDerivatives:
-    if kernel.active_dims is not None:
-        return _AutogradDerivatives(kernel)
     # By exact class: a subclass may compute something else (RBFKernelGrad does).
-    return derivatives_of.registry.get(type(kernel), _AutogradDerivatives)(kernel)
+    known = type(kernel) if kernel.active_dims is None else object
+    return derivatives_of.registry.get(known, derivatives_of.registry[object])(kernel)
 
 
 @singledispatch
 def derivatives_of(kernel: Kernel) -> KernelDerivatives:
     """Derivatives of one kernel class; register further ones here."""
-    return _AutogradDerivatives(kernel)
+    raise ValueError(
+        f"`kernel` {type(kernel).__name__} has no closed form here. Use RBFKernel, "
+        "MaternKernel(nu=2.5), PolynomialKernel or a scaling of them, of all inputs, or register "
+        "closed forms with `derivatives_of.register`."
+    )
 
 
 @derivatives_of.register

@@ -128,16 +128,6 @@ def test_input_transforms_only_change_the_units() -> None:
     torch.testing.assert_close(other.units, 10 * plain.units)
 
 
-def test_inputs_that_the_kernel_does_not_see_are_left_in_the_box() -> None:
-    X = torch.rand(6, D, dtype=torch.double)
-    blind = RBFKernel(active_dims=(0, 2)).double()
-    model = public_gp(X, X[:, :1], kernel=blind, noise_variance=1e-4)
-    acqf = GradientTrace(model, centre())
-    starts = gen_gradient_trace_initial_conditions(acqf, unit_box(D), 4, 2, 8)
-    assert ((starts >= 0) & (starts <= 1)).all()
-    assert acqf.covariance[1].abs().max() == 0
-
-
 def test_simplex_trace_in_closed_form() -> None:
     """No data, no noise, RBF in length-scale units: trace / d -> h^2 (d - 1) / (2 d) (small h)."""
     d, h = 5, 1e-2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, PolynomialKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
 from scipy import stats
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -544,8 +544,3 @@ def test_progress_shows_public_numbers_only(capsys: pytest.CaptureFixture[str]) 
     assert "loss" not in shown.err
     descent(steps=2).run()
     assert capsys.readouterr().err == ""
-
-
-def test_other_smooth_kernels_go_through_automatic_differentiation() -> None:
-    run = descent(kernel=RQKernel(), mu=math.inf, clip_norm=math.inf, steps=10)
-    assert (run.run().location.value - records().mean(0)).norm() < 0.05
