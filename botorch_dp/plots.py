@@ -98,7 +98,7 @@ def plot_front(
     meaning = " (relation and δ not stated)"
     if promise is not None:
         level = f" at δ = {promise.delta:g}" if promise.delta > 0 else ""
-        meaning = f"{level} ({promise.unit.relation.value})"
+        meaning = f"{level} ({promise.unit.neighbours})"
     ax.set_xlabel(f"privacy loss ε{meaning}")
     ax.set_ylabel("error (1 − utility)")
     _finish(ax, fronts, notes)

@@ -16,6 +16,7 @@ PACKAGE = ROOT / "botorch_dp"
 #: From the ground up; each may import from those before it and from the leaves.
 SUBPACKAGES = [
     "privacy",
+    "groups",
     "models",
     "space",
     "acquisition",

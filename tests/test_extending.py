@@ -101,7 +101,7 @@ class LoopEngine(Engine):
         kept, tensors = torch.zeros((), dtype=torch.long), trainable(self._model)
         for replicate, places in enumerate(batches.places):
             counts = (
-                torch.ones(len(places)) if batches.filled is None else batches.filled[replicate]
+                torch.ones(len(places)) if batches.weights is None else batches.weights[replicate]
             )
             nn.utils.vector_to_parameters(self._parameters[replicate], tensors)
             for place, count in zip(places, counts, strict=True):

@@ -84,12 +84,36 @@ class PrivacyUnit:
     def __post_init__(self) -> None:
         object.__setattr__(self, "conditions", tuple(self.conditions))
 
+    @classmethod
+    def of_person(
+        cls, per_group: int, relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE
+    ) -> PrivacyUnit:
+        """One person with all their records, of which at most ``per_group`` are used."""
+        records = "1 record that is" if per_group == 1 else f"{per_group} records that are"
+        return cls(f"{_OF_PERSON}{records} used", relation, (_ALL_OF_ONE,))
+
+    @property
+    def is_person(self) -> bool:
+        """Whether one unit of the relation is a person with all their records."""
+        return _OF_PERSON in self.protects
+
+    @property
+    def neighbours(self) -> str:
+        """In what two data sets differ that must be hard to tell apart."""
+        words = self.relation.value
+        return words.replace("record", "person") if self.is_person else words
+
     def given(self, *conditions: str) -> PrivacyUnit:
         """The same unit with further conditions on the caller."""
         together = dict.fromkeys((*self.conditions, *conditions))
         return replace(self, conditions=tuple(together))
 
 
+_OF_PERSON = "one person with all of at most "
+_ALL_OF_ONE = (
+    "all records of one person have the same identifier in `groups`, whatever the records of other "
+    "people are"
+)
 #: The unit of most statements.
 ONE_RECORD = PrivacyUnit()
 
@@ -351,7 +375,7 @@ class Guarantee:
         if self.void is not None:
             return f"{self.mechanism}: no privacy guarantee ({self.void})."
         subject = f"{self.mechanism}: {self._quoted_level()} for {self.protects}"
-        sentence = f"{subject}, when {self.relation.value}"
+        sentence = f"{subject}, when {self.unit.neighbours}"
         given = "; ".join(self.unit.conditions)
         if self.status == "proven":
             return f"{sentence} (proven{f', given that {given}' if given else ''})."
@@ -521,7 +545,7 @@ def _paragraph(guarantee: Guarantee) -> str:
     sentences = [
         f"This promise protects {guarantee.protects}.",
         f"It is about what anybody can learn from the output of: {guarantee.mechanism}.",
-        f"Take two data sets that differ in one thing: {guarantee.relation.value}.",
+        f"Take two data sets that differ in one thing: {guarantee.unit.neighbours}.",
         f"Any conclusion that anyone draws from the output is at most {factor} times as likely for "
         f"one as for the other (epsilon = {rounded_up(epsilon)}){more}, whatever else they know.",
         "In odds: whoever thinks both data sets equally likely before they see the output "

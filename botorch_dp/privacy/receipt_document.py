@@ -167,7 +167,7 @@ def promise_section(guarantee: Guarantee) -> dict[str, Any]:
         "delta": delta,
         "protects": guarantee.protects,
         "relation": guarantee.relation.name,
-        "neighbours": guarantee.relation.value,
+        "neighbours": guarantee.unit.neighbours,
         "conditions": list(guarantee.unit.conditions),
         "assumptions": list(guarantee.assumptions),
         "statement": guarantee.paragraph(),

@@ -41,8 +41,8 @@ class TrainingOracles:
 
     @property
     def num_records(self) -> int:
-        """The number of training records."""
-        return len(self.trainer().setup.records)
+        """The number of training records, or people."""
+        return self.trainer().setup.num_units
 
     def plan(self, config: Config) -> TrainingPlan:
         """The public parameters of one training."""
@@ -117,6 +117,7 @@ def problem_of(
     ref_point: tuple[float, float] = (10.0, 1.0),
     name: str,
     publisher: Callable[[], DPTrainer] | None = None,
+    per_group: int | None = None,
 ) -> PrivacyUtilityProblem:
     """The problem of these oracles, for ``DPareto``.
 
@@ -129,13 +130,17 @@ def problem_of(
         ref_point: The (epsilon, error) that counts as worthless.
         name: How a stored study recognizes the problem.
         publisher: Returns the trainer that publishes models, if that is another one.
+        per_group: The trainer's, if people are protected.
     """
+    unit = PrivacyUnit("one record of the training data", relation)
+    if per_group is not None:
+        unit = PrivacyUnit.of_person(per_group, relation)
     return PrivacyUtilityProblem(
         space,
         privacy=oracles.epsilon,
         promise=TrainingPromise(
             delta,
-            unit=PrivacyUnit("one record of the training data", relation),
+            unit=unit,
             guarantee=oracles.guarantee,
             secret_noise=oracles.publish,
             trainer=publisher or oracles.trainer,

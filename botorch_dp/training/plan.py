@@ -79,7 +79,7 @@ FIXED_BEFOREHAND = (
 _DIFFERENT = "every row of the training data is another record: none comes twice"
 _COUNT_IS_PUBLIC = (
     "the sampling probability and the number of steps count as public, although they were "
-    "computed from the number of records"
+    "computed from the number of {counted}"
 )
 
 
@@ -142,6 +142,9 @@ class TrainingPlan:
         unpublishable: Why models that are trained on these records must not be published, if so.
         beside: What else is released with the model, such as private ranges; it is part of the
             guarantee, and of a ``target_epsilon``.
+        per_group: How many records of a person are used at most, if all of them are protected
+            together. ``num_records`` and ``batch_size`` then count people, and the mean of a
+            person's clipped gradients counts as a record's.
 
     Example:
         >>> plan = trainer.plan(  # a DPTrainer of 1,000 records
@@ -167,6 +170,7 @@ class TrainingPlan:
     origin: Literal["not stated", "default rule"] = "not stated"
     unpublishable: str = ""
     beside: Guarantee | None = None
+    per_group: int | None = None
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -180,8 +184,25 @@ class TrainingPlan:
 
     @cached_property
     def sensitivity(self) -> float:
-        """How far one record moves the sum of clipped gradients under the relation."""
+        """How far one record, or person, moves the sum of clipped gradients."""
         return self.relation.sum_sensitivity * self.clip_norm
+
+    @property
+    def most_in_batch(self) -> int:
+        """How many records an expected batch has at most."""
+        return self.batch_size * (self.per_group or 1)
+
+    @property
+    def counted(self) -> str:
+        """What ``num_records`` and ``batch_size`` count, in a word."""
+        return "records" if self.per_group is None else "people"
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        """Whom the training protects."""
+        if self.per_group is None:
+            return PrivacyUnit("one training record", self.relation)
+        return PrivacyUnit.of_person(self.per_group, self.relation)
 
     @cached_property
     def noise_std(self) -> float:
@@ -225,14 +246,15 @@ class TrainingPlan:
         name = OPTIMIZERS.get(self.optimizer, f"DP-SGD with steps of {self.optimizer}")
         normalized = ", gradients normalized," if self.clipping == "normalized" else ""
         mechanism = f"{name}{normalized} on {_BATCHES[self.sampling]}"
-        unit = PrivacyUnit("one training record", self.relation)
+        unit = self.unit
         if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            unit = unit.given(_COUNT_IS_PUBLIC)
+            unit = unit.given(_COUNT_IS_PUBLIC.format(counted=self.counted))
         if self.noise_multiplier == 0:
             return Guarantee(mechanism, unit, (), void="no noise was added")
+        different = (_DIFFERENT,) if self.per_group is None else ()
         trained = Guarantee(
             mechanism,
-            unit.given(FIXED_BEFOREHAND, _DIFFERENT, *self.conditions),
+            unit.given(FIXED_BEFOREHAND, *different, *self.conditions),
             (self.privacy_loss(steps),),
             assumptions=(_NOISE_IS_APPROXIMATE,),
             quoted_delta=self.delta,
@@ -262,10 +284,11 @@ class TrainingPlan:
                 f"{self.noise_multiplier}: less noise drowns in rounding, and promises nothing "
                 "worth having."
             )
-        if self.batch_size > LARGEST_PUBLISHED_BATCH:
+        if self.most_in_batch > LARGEST_PUBLISHED_BATCH:
+            what = "`batch_size`" if self.per_group is None else "`batch_size` times `per_group`"
             raise PrivacyError(
-                f"`batch_size` must be at most {LARGEST_PUBLISHED_BATCH} to publish, got "
-                f"{self.batch_size}: the rounding of larger sums is not covered."
+                f"{what} must be at most {LARGEST_PUBLISHED_BATCH} to publish, got "
+                f"{self.most_in_batch}: the rounding of larger sums is not covered."
             )
 
     def __str__(self) -> str:
@@ -274,8 +297,8 @@ class TrainingPlan:
         if guarantee.void is None:
             epsilon = rounded_up(guarantee.epsilon(self.delta), 3)
             price = (
-                f"{guarantee.mechanism}: epsilon = {epsilon} at delta = {self.delta:g} for one "
-                f"training record, where {self.relation.value}."
+                f"{guarantee.mechanism}: epsilon = {epsilon} at delta = {self.delta:g} for "
+                f"{self.unit.protects}, where {self.unit.neighbours}."
             )
         noise = f"{rounded_up(self.noise_multiplier)} over the clipping norm {self.clip_norm:g}"
         size = "about " * (self.sampling == "poisson") + f"{self.batch_size:,}"
@@ -283,10 +306,10 @@ class TrainingPlan:
             price,
             f"Noise multiplier: {noise} (standard deviation {self.noise_std:.4g} on each sum of "
             f"clipped gradients, {self.noise_std / self.batch_size:.2g} on their mean).",
-            f"Batches: {size} of {n:,} records. Steps: {self.steps:,} ({self.epochs:,} epochs), "
-            f"learning rate {self.learning_rate:g}.",
+            f"Batches: {size} of {n:,} {self.counted}. Steps: {self.steps:,} ({self.epochs:,} "
+            f"epochs), learning rate {self.learning_rate:g}.",
             f"Choose a smaller delta: {self.delta:g} is not below 1 / {n:,}, and publishing one "
-            "record at random would meet such a delta."
+            f"of the {self.counted} at random would meet such a delta."
             if self.delta >= 1 / n
             else "",
             *self.notes,
@@ -304,6 +327,8 @@ class TrainingPlan:
         del plain["notes"], plain["origin"], plain["unpublishable"], plain["beside"]
         if self.beside is not None:
             plain["beside"] = self.beside.to_dict()
+        if self.per_group is None:
+            del plain["per_group"]
         return {**plain, "relation": self.relation.name}
 
 
@@ -363,6 +388,11 @@ def make_plan(
         **fixed,
     )
     check_count("epochs * (num_records // batch_size)", plan.steps)
+    if plan.beside is not None and plan.beside.unit.is_person != plan.unit.is_person:
+        raise PrivacyError(
+            f"What is released beside the model protects {plan.beside.protects}, and the training "
+            f"{plan.unit.protects}: make both with the same `groups`, or both without."
+        )
     if target is None:
         return plan
     training = plan.dp_sgd(plan.steps).for_epsilon(

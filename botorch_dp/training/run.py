@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp._progress import ProgressBar
+from botorch_dp.groups import Groups
 from botorch_dp.privacy.runs import Run
 from botorch_dp.training.engines.base import (
     Batches,
@@ -57,6 +58,7 @@ class TrainingRun:
         coins: The source of randomness of each replicate.
         make_engine: Takes the parameters, ``R x p``.
         make_rule: Takes the parameters.
+        groups: Whose records count as one; batches are then drawn of groups.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class TrainingRun:
         coins: Sequence[Randomness],
         make_engine: Callable[[Tensor], Engine],
         make_rule: Callable[[Tensor], StepRule],
+        groups: Groups | None = None,
     ) -> None:
         self.plan, self.step = plan, 0
         self._noise = {"std": plan.noise_std, "sensitivity": plan.sensitivity}
@@ -75,7 +78,7 @@ class TrainingRun:
         self.utilities: list[float | None] = []
         #: Whether Ctrl-C has stopped it.
         self.stopped = False
-        self._models, self._coins = models, coins
+        self._models, self._coins, self._groups = models, coins, groups
         self._parameters = stack_parameters(models)
         self._kept = torch.zeros((), dtype=torch.long, device=self._parameters.device)
         self._engine, self.rule = make_engine(self._parameters), make_rule(self._parameters)
@@ -168,12 +171,14 @@ class TrainingRun:
 
     def _draw_ahead(self) -> None:
         """The batches of the next steps: drawing several at once is faster than one at a time."""
-        most = max(1, _PLACES_AHEAD // (len(self._coins) * self.plan.batch_size))
+        most = max(1, _PLACES_AHEAD // (len(self._coins) * self.plan.most_in_batch))
         count = min(_BATCHES_AHEAD, most, self.plan.steps - self.step)
         batches = [
             [batch.numpy() for batch in self.plan.draw_batches(coins, count)]
             for coins in self._coins
         ]
+        if self._groups is not None:
+            batches = [[self._groups.places(batch) for batch in own] for own in batches]
         sizes = np.array([[len(batch) for batch in own] for own in batches]).T  # b x R
         places = np.zeros((*sizes.shape, sizes.max()), dtype=np.int64)  # empty ones: record 0
         for replicate, own in enumerate(batches):
@@ -189,12 +194,14 @@ class TrainingRun:
         """
         self._drawn_ahead = places, sizes
         filled = torch.arange(places.shape[2], device=sizes.device) < sizes.unsqueeze(2)
-        places, filled = (part.to(self._parameters.device) for part in (places, filled))
+        weights = filled if self._groups is None else filled * self._groups.weights[places]
+        places, weights = (part.to(self._parameters.device) for part in (places, weights))
         self._ahead = []
-        for place, fill, size in zip(places, filled, sizes.tolist(), strict=True):
+        for place, weight, size in zip(places, weights, sizes.tolist(), strict=True):
             longest = max(size)
-            counts = None if min(size) == longest else fill[:, :longest]
-            self._ahead.append(_Drawn(Batches(place[:, :longest], counts), sum(size)))
+            alike = self._groups is None and min(size) == longest
+            batches = Batches(place[:, :longest], None if alike else weight[:, :longest])
+            self._ahead.append(_Drawn(batches, sum(size)))
 
     def resume(self, file: Run, seconds: float) -> None:
         """Continue where a file is, if anything was stored in it, and store the run there.

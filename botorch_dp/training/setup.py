@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from botorch_dp._checks import check_positive, warn_caller
 from botorch_dp.errors import PrivacyError
+from botorch_dp.groups import groups_of
 from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.privacy.runs import Fingerprint, fingerprint
 from botorch_dp.training.calls import call, correct_alone, traced_calls
@@ -35,6 +37,7 @@ from botorch_dp.training.networks import Loss, known_gradient, takes_labels
 from botorch_dp.training.plain_layers import in_training, without_token_errors
 from botorch_dp.training.plan import (
     DELTA,
+    LARGEST_PUBLISHED_BATCH,
     STABILITY,
     Clipping,
     TrainingPlan,
@@ -95,6 +98,8 @@ class Setup:
         like: Any = None,
         optimizer: str | OptimizerFactory | None = None,
         schedule: ScheduleFactory | None = None,
+        groups: Any = None,
+        per_group: int | None = None,
     ) -> None:
         #: Without an optimizer, it is the one that a plan names.
         self._optimizer, self._schedule = optimizer, schedule
@@ -122,6 +127,7 @@ class Setup:
             self._take(self.form)
         else:
             train.num_classes = self.num_classes
+        self.groups = groups_of(groups, len(self.records), per_group)
         if self.num_tests:
             self._try_metric(traits.outputs, traits.targets)
         self.engine, self._kind = self._choose_engine(engine, model)
@@ -135,6 +141,7 @@ class Setup:
             raise ValueError(f"`data` must hold records of {mine}, got {other}.")
         same = copy.copy(self)
         same._take(data)
+        same.groups = None
         return same
 
     def _take(self, data: TrainTest) -> None:
@@ -151,6 +158,16 @@ class Setup:
         return same
 
     @property
+    def num_units(self) -> int:
+        """How many training records there are, or people."""
+        return len(self.records if self.groups is None else self.groups)
+
+    @property
+    def per_group(self) -> int | None:
+        """How many records of a person are used at most; None if records are protected alone."""
+        return None if self.groups is None else self.groups.per_group
+
+    @property
     def num_tests(self) -> int:
         """How many test records there are."""
         return 0 if self.tests is None else len(self.tests)
@@ -159,6 +176,13 @@ class Setup:
     def notes(self) -> tuple[str, ...]:
         """Sentences about the model and the records that a plan prints."""
         found = []
+        if self.groups is not None:
+            found.append(
+                f"Groups: the first {self.groups.per_group} records of each of "
+                f"{len(self.groups):,} people are used, in the order of the rows, and the mean of "
+                "their clipped gradients counts as one gradient. Where everybody has one record, "
+                "this is the guarantee for a record."
+            )
         if not self.num_tests:
             found.append("No accuracy is measured, because there are no test records.")
         if self.unpublishable:
@@ -237,6 +261,7 @@ class Setup:
             coins,
             lambda rows: self.make_engine(models, rows, coins, precise=precise),
             lambda rows: make_rule(rows, plan, models[0], optimizer, self._schedule),
+            self.groups,
         )
 
     def check_rule(self, plan: TrainingPlan) -> None:
@@ -255,8 +280,8 @@ class Setup:
         if norm is None and first.dtype == torch.long:  # token ids have no norm to give
             norm = num_features**0.5
         is_scored = not self.form.train_Y.is_floating_point() or takes_labels(self.loss)
-        return suggest_settings(
-            num_records=len(self.records),
+        suggested = suggest_settings(
+            num_records=self.num_units,
             num_features=num_features,
             epsilon=settings.get("target_epsilon"),
             delta=settings.get("delta", DELTA),
@@ -266,6 +291,15 @@ class Setup:
             feature_norm=norm,
             regression=not is_scored,
             relation=relation,
+        )
+        if self.groups is None:
+            return suggested
+        most = max(1, LARGEST_PUBLISHED_BATCH // self.groups.per_group)
+        counted = "In these lines, each person counts as one record."
+        return replace(
+            suggested,
+            batch_size=min(suggested.batch_size, most),
+            reasons=(*suggested.reasons, counted),
         )
 
     def make_engine(
@@ -373,12 +407,15 @@ class Setup:
     def fingerprint(self, *, tests: bool = False) -> Fingerprint:
         """A hash of all training records, and of the test records if asked for."""
         every = (self.records, *(() if self.tests is None or not tests else (self.tests,)))
+        owners = () if self.groups is None else (torch.from_numpy(self.groups.owners),)
         if not isinstance(self.records, DatasetRecords):
             check_data(self.form, named_inputs=True, tests=False)  # it may have changed since
             pairs = [records.form() for records in every]
-            return fingerprint(*(part for X, Y in pairs for part in (*parts(X).values(), Y)))
+            return fingerprint(
+                *(part for X, Y in pairs for part in (*parts(X).values(), Y)), *owners
+            )
         batches = (batch for records in every for batch in records.batches())
-        return fingerprint(*(fingerprint(*parts(X).values(), Y) for X, Y, _ in batches))
+        return fingerprint(*(fingerprint(*parts(X).values(), Y) for X, Y, _ in batches), *owners)
 
     def _try_metric(self, outputs: Tensor, targets: Tensor) -> None:
         """Call the metric with the shapes of the test records, and none of their values."""

@@ -66,12 +66,14 @@ class TrainingDiagnostics:
         unusable_records: Training records with values that are not finite or classes that do not
             exist; they never contribute a gradient.
         dropped_gradients: Gradients that were not finite and counted as zero.
+        unused_records: Records beyond the first ``per_group`` of their group.
         curve: The utilities on the way, where they were asked for.
     """
 
     accuracy: float | None
     unusable_records: int
     dropped_gradients: int
+    unused_records: int = 0
     curve: tuple[float | None, ...] = ()
 
     def __repr__(self) -> str:
@@ -134,7 +136,7 @@ class Trained(Release[nn.Module]):
         """What one would paste into a report."""
         plan = self.plan
         taken = f"A model after {self.steps} of {plan.steps} steps on batches of about "
-        taken += f"{plan.batch_size} of {plan.num_records} records."
+        taken += f"{plan.batch_size} of {plan.num_records} {plan.counted}."
         if self.steps < plan.steps:
             taken += f" The training was stopped; its price is that of all {plan.steps} steps."
         return "\n".join((taken, str(self.guarantee), *plan.notes))
@@ -159,7 +161,9 @@ class DPTrainer:
     on a random batch; steps compose adaptively, and the optimizer, the schedule and every later use
     of the parameters are post-processing. Normalized gradients [Bu2023],
     ``L grad_i / (|grad_i| + 0.01)``, are shorter than ``L`` for every record, too: ``S`` is the
-    same. Status ``"conditional"`` with ``publish=True`` and ``"none"`` under a seed.
+    same. With ``groups``, the mean of a person's clipped gradients, which is no longer than ``L``
+    either, takes the place of a record's. Status ``"conditional"`` with ``publish=True`` and
+    ``"none"`` under a seed.
 
     Four engines compute the same sums. ``"fused"`` is for stacks of linear layers with elementwise
     activations and costs little more than plain SGD; all replicates are trained in one batched
@@ -216,6 +220,11 @@ class DPTrainer:
         like: For data sets: a public or made-up record, which shows the names, shapes and types of
             every record. A record of another form, or length, counts as zero. Not needed for a
             ``TensorDataset``, whose tensors have types and shapes.
+        groups: Whose each training record is, where people have several: one identifier for each
+            record, a number or a text. A person with all of their records is then protected, and
+            ``num_records`` and ``batch_size`` count people; see :mod:`botorch_dp.groups`.
+        per_group: How many records of a person are used at most; 16 unless given. The noise does
+            not depend on it. A step takes time for so many records.
 
     Example:
         >>> import torch
@@ -250,6 +259,8 @@ class DPTrainer:
         engine: str = "auto",
         metric: Metric = accuracy,
         like: Any = None,
+        groups: Any = None,
+        per_group: int | None = None,
     ) -> None:
         check_choice("engine", engine, ("auto", *ENGINES))
         #: Whether the rule of ``untuned`` chooses how to step where settings leave it the choice.
@@ -272,6 +283,8 @@ class DPTrainer:
             like=like,
             optimizer=None if self._chooses else optimizer or "sgd",
             schedule=schedule,
+            groups=groups,
+            per_group=per_group,
         )
         self.setup.check_rule(self._plan(_ONE_STEP))
 
@@ -499,6 +512,7 @@ class DPTrainer:
             replicates=replicates,
             ref_point=ref_point,
             name=name or own,
+            per_group=self.setup.per_group,
         )
 
     def _plan(self, settings: TrainingSettings) -> TrainingPlan:
@@ -513,7 +527,8 @@ class DPTrainer:
         )
         plan = make_plan(
             settings,
-            num_records=len(self.setup.records),
+            num_records=self.setup.num_units,
+            per_group=self.setup.per_group,
             sampling=self.sampling,
             relation=self.relation,
             clipping=self.clipping,
@@ -553,7 +568,7 @@ class DPTrainer:
                 f"{plan.steps} steps. Its price, also in a ledger, is that of all {plan.steps}. "
                 "With `checkpoint=`, the same call goes on after Ctrl-C."
             )
-        unusable, dropped = self.setup.records.unusable, run.dropped
+        groups, unusable = self.setup.groups, self.setup.records.unusable
         *_, loss = guarantee.losses or (None,)  # the training's own comes last
         facts = {
             "training": plan.parameters(getattr(loss, "steps", run.step)),
@@ -570,7 +585,8 @@ class DPTrainer:
                 diagnostics=TrainingDiagnostics(
                     accuracy=self.setup.measure(model, publish=publish),
                     unusable_records=unusable,
-                    dropped_gradients=dropped,
+                    dropped_gradients=run.dropped,
+                    unused_records=0 if groups is None else groups.unused,
                     curve=tuple(run.utilities),
                 ),
             )

@@ -17,12 +17,19 @@ from torch import Tensor, nn
 
 from botorch_dp._checks import check_choice, did_you_mean
 from botorch_dp.errors import PrivacyError
+from botorch_dp.groups import Groups, groups_of
 from botorch_dp.pareto import PrivacyUtilityProblem
 from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyUnit, Release
 from botorch_dp.privacy.receipt_document import Origin
+from botorch_dp.privacy.runs import fingerprint
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training import DPTrainer, TrainingSettings, accuracy
-from botorch_dp.training.plan import FIXED_BEFOREHAND, LARGEST_PUBLISHED_BATCH, TrainingPlan
+from botorch_dp.training.plan import (
+    FIXED_BEFOREHAND,
+    LARGEST_PUBLISHED_BATCH,
+    REPLACE_ONE,
+    TrainingPlan,
+)
 from botorch_dp.training.records import synthetic_records
 from botorch_dp.tuning.private_selection import (
     PrivateSelection,
@@ -57,6 +64,7 @@ class ScoredTraining:
         fixed: Settings of all trainings.
         delta: Where the trainer would evaluate epsilon.
         raises: Whether an error in scoring is raised; otherwise the score is no number.
+        groups: Whose the records are that score, if people are protected.
     """
 
     trainer: DPTrainer
@@ -64,6 +72,7 @@ class ScoredTraining:
     fixed: Mapping[str, Any]
     delta: float
     raises: bool = False
+    groups: Groups | None = None
 
     def __call__(
         self, config: Config, noise_multiplier: float, *, seed: int | None = None
@@ -83,12 +92,18 @@ class ScoredTraining:
         return {name: value.cpu() for name, value in model.state_dict().items()}, score
 
     def score(self, model: nn.Module) -> float:
-        """The trainer's metric on public records; on others, how many are classified right."""
+        """The trainer's metric on public records; on others, the share that is classified right.
+
+        Of people, the mean of their shares.
+        """
         setup, training = self.trainer.setup, self.scored_on == "training"
         if self.scored_on == "public":
             return setup.utility(model)
         right = setup.correct_alone(model, on_training_records=training)
-        return float(right.sum()) / right.numel()
+        if self.groups is None:
+            return float(right.sum()) / right.numel()
+        shares = self.groups.means(right.cpu().double().reshape(len(right), -1).mean(1))
+        return math.fsum(shares.tolist()) / len(shares)
 
 
 class PrivateFit(PrivateSelection):
@@ -119,6 +134,8 @@ class PrivateFit(PrivateSelection):
         test_budget: (epsilon, delta) for sensitive test records; ``budget`` unless given.
         fixed: Settings of the trainer that are the same in all trainings, such as
             ``{"epochs": 10}``.
+        test_groups: Whose each of the sensitive test records is; required where the trainer has
+            ``groups``.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
 
     Example:
@@ -141,6 +158,7 @@ class PrivateFit(PrivateSelection):
         test_records: ScoredOn = "sensitive",
         test_budget: PrivacyBudget | None = None,
         fixed: Mapping[str, Any] | None = None,
+        test_groups: Any = None,
         unsafe_seed: int | None = None,
     ) -> None:
         self.trainer, self.space = _trainer_and_space(trainer_or_problem, space)
@@ -148,7 +166,7 @@ class PrivateFit(PrivateSelection):
         self.fixed = _checked_fixed(fixed)
         checked_budget("budget", budget)
         # A delta that is warned of would be so once for each of a secret number of trainings.
-        self._delta = min(budget.delta, 0.5 / len(setup.records))
+        self._delta = min(budget.delta, 0.5 / setup.num_units)
         if setup.unpublishable:
             raise PrivacyError(f"No model can be published. {setup.unpublishable}")
         if self.trainer.released is not None:
@@ -171,8 +189,22 @@ class PrivateFit(PrivateSelection):
                 "has a metric of its own, of which nobody knows how far one record moves it. Use "
                 "the trainer's default metric, or public test records."
             )
-        scored = {"sensitive": setup.num_tests, "training": len(setup.records)}
-        self._own = ScoredTraining(self.trainer, test_records, self.fixed, self._delta)
+        groups = setup.groups if test_records == "training" else None
+        if test_records == "sensitive":
+            if (test_groups is None) != (setup.groups is None):
+                raise PrivacyError(
+                    "The trainer's `groups` say whose the training records are, and `test_groups` "
+                    "whose the sensitive test records are: pass both or none."
+                )
+            groups = groups_of(test_groups, setup.num_tests, setup.per_group)
+        elif test_groups is not None:
+            raise ValueError("`test_groups` is for sensitive test records only.")
+        scored = {"sensitive": setup.num_tests, "training": setup.num_units}
+        if groups is not None:
+            scored["sensitive"] = len(groups)
+        self._own = ScoredTraining(
+            self.trainer, test_records, self.fixed, self._delta, groups=groups
+        )
         super().__init__(
             self._own,
             {} if self.space is None else self.space,
@@ -206,12 +238,13 @@ class PrivateFit(PrivateSelection):
                     "learning_rate=Real(...), clip_norm=Real(...), batch_size=Integer(...), "
                     f"epochs=Integer(...)): {error}"
                 ) from None
-        limit = min(len(self.trainer.setup.records), LARGEST_PUBLISHED_BATCH)
+        setup = self.trainer.setup
+        limit = min(setup.num_units, LARGEST_PUBLISHED_BATCH // (setup.per_group or 1))
         batches: list[Any] = [0]
         if "batch_size" in names:
             batches = list(space.parameters["batch_size"].levels(2))
         if max(batches) > limit:
-            raise ValueError(f"`space` has batches of {max(batches)} records, more than {limit}.")
+            raise ValueError(f"`space` has batches of {max(batches)}, more than {limit}.")
 
     # What a selection asks for.
 
@@ -243,15 +276,23 @@ class PrivateFit(PrivateSelection):
     def _training_guarantee(self) -> tuple[str, PrivacyUnit, tuple[str, ...]]:
         trained = self._typical_plan.guarantee
         conditions = tuple(c for c in trained.unit.conditions if c != FIXED_BEFOREHAND)
-        unit = replace(trained.unit, conditions=conditions)
+        unit = replace(trained.unit, conditions=(*conditions, *self._apart()))
         return trained.mechanism, unit, trained.assumptions
 
     @property
     def _origin(self) -> Origin:
         return super()._origin if self._selects else self._typical_plan.origin
 
+    def _test_unit(self) -> PrivacyUnit:
+        groups = self._own.groups
+        return super()._test_unit() if groups is None else groups.unit(REPLACE_ONE)
+
     def _test_conditions(self) -> tuple[str, ...]:
-        return self.trainer.setup.conditions
+        return (*self.trainer.setup.conditions, *self._apart())
+
+    def _apart(self) -> tuple[str, ...]:
+        together = self._own.groups is None or self.scored_on != "sensitive"
+        return () if together else ("no person has both training records and test records",)
 
     def _stored(self, artifact: Any) -> Any:
         return artifact  # tensors, which a checkpoint stores as they are
@@ -277,6 +318,8 @@ class PrivateFit(PrivateSelection):
         setup, data = self.trainer.setup, None
         if with_data:
             data = setup.fingerprint(tests=True)
+            if self._own.groups is not None:
+                data = fingerprint(data, torch.from_numpy(self._own.groups.owners))
         trainer = self._typical_plan.to_dict()
         return {**super()._settings(with_data), "trainer": trainer, "data": data}
 
@@ -289,7 +332,7 @@ class PrivateFit(PrivateSelection):
         generator = torch.Generator().manual_seed(0)
         trainer = self.trainer.on(synthetic_records(self.trainer.setup.form, size, generator))
         settings = {**config, "batch_size": min(plan.batch_size, size), "epochs": 1}
-        training = replace(self._own, trainer=trainer, raises=True)
+        training = replace(self._own, trainer=trainer, raises=True, groups=None)
         return training(settings, noise_multiplier, seed=seed)
 
 

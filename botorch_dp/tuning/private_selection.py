@@ -365,7 +365,7 @@ class PrivateSelection:
         if self.scored_on != "sensitive":
             return None
         # Their number divides the score: they are replaced, whatever the trainings' relation is.
-        unit = PrivacyUnit("one test record").given(_CHOSEN, *self._test_conditions())
+        unit = self._test_unit().given(_CHOSEN, *self._test_conditions())
         if self._selects:
             unit = unit.given(_SECRET)
         return self._guarantee("noisy test scores", unit, self.test_budget, ())
@@ -547,6 +547,10 @@ class PrivateSelection:
             unit = unit.given(self._mean_condition())
         return words_of(self._typical), unit, ()
 
+    def _test_unit(self) -> PrivacyUnit:
+        """Who is replaced by another among sensitive test records."""
+        return PrivacyUnit("one test record")
+
     def _test_conditions(self) -> tuple[str, ...]:
         return self._mean_condition(), _SCORES_ONLY
 
@@ -608,7 +612,8 @@ class PrivateSelection:
             max(self.budget.epsilon, self.test_budget.epsilon),
             max(self.budget.delta, self.test_budget.delta),
         )
-        unit = replace(training.unit, protects=f"{training.protects} or {test.protects}")
+        either = " or ".join(dict.fromkeys((training.protects, test.protects)))
+        unit = replace(training.unit, protects=either)
         unit = unit.given(*test.unit.conditions)
         if unit.relation is not test.unit.relation:
             unit = unit.given(_COUNT_IS_PUBLIC)

@@ -511,3 +511,64 @@ class TestNothingTuned:
     def test_it_needs_the_choice(self) -> None:
         with pytest.raises(ValueError, match="Without a `space` nothing is tuned"):
             self.untuned(fixed={"learning_rate": 0.1})
+
+
+class TestPeople:
+    """The unit is a person with many records, in trainings and in scores."""
+
+    IDS = torch.arange(_N) % 70
+    TESTS = torch.arange(60) % 17
+
+    def people(self, **options: Any) -> PrivateFit:
+        return fit(trainer=trainer_of_people(), **options)
+
+    @pytest.mark.parametrize("test_records", ["sensitive", "training"])
+    def test_a_score_is_the_mean_of_means(self, test_records: Any) -> None:
+        training = test_records == "training"
+        own = {} if training else {"test_groups": self.TESTS}
+        chosen = self.people(test_records=test_records, **own)
+        model, data = chosen.trainer.setup.untrained(), records()
+        X, y = (data.train_X, data.train_Y) if training else (data.test_X, data.test_Y)
+        right = ((model(X) > 0).flatten() == (y > 0)).double()
+        ids = self.IDS if training else self.TESTS
+        means = [right[ids == person][:3].mean() for person in ids.unique()]
+        assert chosen._own.score(model) == pytest.approx(float(torch.stack(means).mean()))
+        assert chosen.num_scored == (70 if training else 17)
+        # One person whose records are all scored otherwise moves it by a share of 1 / people.
+        assert chosen._score_noise.sensitivity == pytest.approx(1 / len(means), rel=1e-5)
+
+    def test_both_guarantees_are_for_people(self) -> None:
+        chosen = self.people(test_groups=self.TESTS)
+        unit = "one person with all of at most 3 records that are used"
+        plan = chosen.plan()
+        assert plan.guarantee.protects == plan.test_guarantee.protects == unit
+        assert plan.guarantee.relation is NeighboringRelation.REPLACE_ONE
+        apart = "no person has both training records and test records"
+        assert apart in plan.guarantee.conditions and apart in plan.test_guarantee.conditions
+        assert chosen._price.protects == unit
+        ledger = PrivacyLedger(budget=PrivacyBudget(5.0, 1e-4))
+        result = chosen.run(ledger=ledger)
+        assert result.receipt().verify().passes and result.receipt("test").verify().passes
+        assert all(each.guarantee.protects == unit for each in ledger.entries())
+
+    def test_other_people_are_another_run(self, tmp_path: Path) -> None:
+        path = tmp_path / "fit"
+        self.people(test_groups=self.TESTS).run(checkpoint=path)
+        with pytest.raises(ValueError, match="other settings"):
+            self.people(test_groups=self.TESTS // 2).run(checkpoint=path)
+
+    def test_who_is_protected_is_asked_for_both_kinds(self) -> None:
+        with pytest.raises(PrivacyError, match="pass both or none"):
+            self.people()
+        with pytest.raises(PrivacyError, match="pass both or none"):
+            fit(test_groups=self.TESTS)
+        with pytest.raises(ValueError, match="sensitive test records only"):
+            self.people(test_records="public", test_groups=self.TESTS)
+        with pytest.raises(ValueError, match="each of the 60 records"):
+            self.people(test_groups=self.IDS)
+
+
+@cache
+def trainer_of_people() -> DPTrainer:
+    how: Any = {"groups": TestPeople.IDS, "per_group": 3}
+    return DPTrainer(partial(logistic_regression, 3), logistic_loss, records(), **how)

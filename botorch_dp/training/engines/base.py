@@ -26,8 +26,9 @@ class Batches(NamedTuple):
 
     places: Tensor
     """Indices of records, ``R x m``."""
-    filled: Tensor | None = None
-    """Which places count (1) and which are empty (0), ``R x m``; None if all count."""
+    weights: Tensor | None = None
+    """How much each place counts, ``R x m``: 0 if it is empty, 1 / k for one of k records of a
+    group, 1 otherwise; None if all count 1."""
 
 
 class ClippedSums(NamedTuple):
@@ -100,7 +101,7 @@ class Engine(ABC):
 
     @abstractmethod
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
-        """The sums over one batch for each replicate.
+        """The weighted sums over one batch for each replicate.
 
         Args:
             batches: One for each replicate.

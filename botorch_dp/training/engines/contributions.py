@@ -142,7 +142,7 @@ def add_clipped(
     Args:
         found: What the records add to each parameter.
         totals: Where it is added to, one tensor for each parameter.
-        counts: Which records count, ``m``.
+        counts: How much each record counts, ``m``.
         clip_norm: The largest norm of a record's gradient.
         stability: As for :func:`.base.clip_factors`.
 

@@ -144,7 +144,7 @@ class FusedEngine(Engine):
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
         return ClippedSums(self._sums, self._add_clipped(*batches, clip_norm))
 
-    def _add_clipped(self, places: Tensor, filled: Tensor | None, clip_norm: float) -> Tensor:
+    def _add_clipped(self, places: Tensor, weights: Tensor | None, clip_norm: float) -> Tensor:
         """The sums of the clipped gradients; returns how many were kept."""
         layers, layer_inputs, gradients = self._backward(*self._gather(places))
         scales = self._scales.index_select(0, places.flatten()).view_as(places)
@@ -158,8 +158,8 @@ class FusedEngine(Engine):
             norms.append(norm)
         total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factors = clip_factors(total, clip_norm, self._stability)
-        if filled is not None:
-            factors.mul_(filled)
+        if weights is not None:
+            factors.mul_(weights)
         kept = factors.count_nonzero()
         factors = factors.unsqueeze(-1)
 

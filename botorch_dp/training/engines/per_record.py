@@ -78,16 +78,16 @@ class PerRecordEngine(Engine):
         for replicate, batch in enumerate(batches.places):
             for start in range(0, len(batch), largest):
                 part = slice(start, start + largest)
-                filled = None if batches.filled is None else batches.filled[replicate, part]
-                kept += self._add_clipped(replicate, batch[part], filled, clip_norm)
+                weights = None if batches.weights is None else batches.weights[replicate, part]
+                kept += self._add_clipped(replicate, batch[part], weights, clip_norm)
         return ClippedSums(self._sums, kept)
 
     def _add_clipped(
-        self, replicate: int, places: Tensor, filled: Tensor | None, clip_norm: float
+        self, replicate: int, places: Tensor, weights: Tensor | None, clip_norm: float
     ) -> Tensor:
         found, counts = self._found(replicate, places)
-        if filled is not None:
-            counts = counts * filled
+        if weights is not None:
+            counts = counts * weights
         totals = [total[replicate] for total in self._totals]
         return add_clipped(found, totals, counts, clip_norm, self._stability)
 

@@ -1,0 +1,91 @@
+"""Which records are one person's, and which of them are used."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from botorch_dp.groups import PER_GROUP, Groups, groups_of
+
+IDS = ["b", "a", "b", "c", "b", "a"]
+
+
+def used(groups: Groups, one: int) -> list[int]:
+    return groups.places(np.array([one])).tolist()
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        IDS,
+        tuple(IDS),
+        np.array(IDS),
+        pd.Series(IDS, dtype="category"),
+        [7.5, -1, 7.5, 0, 7.5, -1],
+        np.array([2**60 + 1, 2**60, 2**60 + 1, 5, 2**60 + 1, 2**60]),
+        torch.tensor([2, 0, 2, 5, 2, 0]),
+        ["x", 1, "x", None.__class__, "x", 1],
+    ],
+)
+def test_groups_by_hand(ids: Any) -> None:
+    groups = Groups(ids, 6, per_group=2)
+    assert len(groups) == 3 and groups.unused == 1
+    assert [used(groups, one) for one in range(3)] == [[0, 2], [1, 5], [3]]
+    assert groups.places(np.array([2, 0])).tolist() == [3, 0, 2]
+    assert groups.places(np.array([], dtype=int)).tolist() == []
+    assert groups.weights.tolist() == [0.5, 0.5, 0.5, 1.0, 0.0, 0.5]
+    values = torch.tensor([[1.0, 2.0, 3.0, 4.0, math.nan, 6.0], [0.0] * 6])
+    assert groups.means(values).tolist() == [[2.0, 4.0, 4.0], [0.0] * 3]
+
+
+def test_what_is_used_of_a_group_depends_on_no_other() -> None:
+    """Another group may come, go or grow anywhere: all others keep the records they had."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(12, size=200)
+    names = np.arange(200)
+
+    def kept(ids: np.ndarray, names: np.ndarray) -> dict[Any, list[int]]:
+        groups = Groups(ids, len(ids), per_group=5)
+        return {ids[p[0]]: names[p].tolist() for p in (used(groups, i) for i in range(len(groups)))}
+
+    whole, rest = kept(ids, names), ids != 3
+    without = kept(ids[rest], names[rest])
+    assert without == {owner: rows for owner, rows in whole.items() if owner != 3}
+    more = rng.integers(100, size=50)
+    grown = kept(np.insert(ids, more, 3), np.insert(names, more, -1))
+    assert {owner: rows for owner, rows in grown.items() if owner != 3} == without
+
+
+def test_unless_stated_sixteen_are_used() -> None:
+    assert PER_GROUP == 16
+    assert Groups([1] * 40, 40).unused == 24
+
+
+@pytest.mark.parametrize(
+    "ids, match",
+    [
+        (IDS[:5], "for each of the 6 records, got 5"),
+        ([*IDS[:5], None], "missing"),
+        ([*range(5), math.nan], "missing"),
+        (pd.Series([1, 2, 3, 4, 5, None], dtype="Int64"), "missing"),
+        (pd.to_datetime(pd.Series(["2026-01-01"] * 5 + [None])), "missing"),
+        ([[1], [2], [3], [4], [5], [6]], "something else"),
+        (np.zeros((6, 1)), "something else"),
+    ],
+)
+def test_wrong_identifiers(ids: Any, match: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=match):
+        Groups(ids, 6)
+
+
+def test_wrong_numbers_of_records() -> None:
+    with pytest.raises(ValueError, match="`per_group` must be at least 1"):
+        Groups(IDS, 6, per_group=0)
+    with pytest.raises(TypeError, match="pass both"):
+        groups_of(None, 6, per_group=2)
+    assert groups_of(None, 6) is None
