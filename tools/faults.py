@@ -76,7 +76,7 @@ def charge(path: Path, tell: Tell) -> None:
 
 def _released(ledger: PrivacyLedger) -> list[Any]:
     rows = ledger._file.query("SELECT key FROM released ORDER BY rowid")
-    return [(key, ledger._store.find(key)) for (key,) in rows]
+    return [(key, ledger._store._stored(key)) for (key,) in rows]
 
 
 def released(path: Path) -> list[Any]:
