@@ -37,7 +37,7 @@ class AuditReport:
 
     Args:
         lower_bound: Epsilon is at least this, with the stated confidence.
-        event: The event whose two probabilities were compared, in words.
+        event: What the event is about: the output, or the exponent of its lowest set bit.
         likelier_on: ``"data"`` or ``"neighbor"``, whichever makes the event likelier.
         hits: How often the event occurred there, and how often on the other one.
         tested: How many draws from each data set the hits were counted in.
@@ -163,7 +163,7 @@ def audit_epsilon(
     hits = chosen.count(slice(half, None))
     return AuditReport(
         lower_bound=_epsilon_bound(*hits, samples - half, delta, failure),
-        event=chosen.words,
+        event=chosen.feature.name,
         likelier_on=("data", "neighbor")[chosen.direction],
         hits=hits,
         tested=samples - half,
@@ -192,10 +192,6 @@ class _Event:
         )
         return (first, second) if self.direction == 0 else (second, first)
 
-    @property
-    def words(self) -> str:
-        return self.feature.describe(self.cells, self.edges)
-
 
 @dataclass(frozen=True)
 class _Feature:
@@ -203,12 +199,10 @@ class _Feature:
 
     Args:
         name: What it is, for the report.
-        values: What each rank stands for, in ascending order.
         codes: The ranks of the draws on the data and on the neighbour.
     """
 
     name: str
-    values: NDArray[Any]
     codes: tuple[NDArray[np.int64], NDArray[np.int64]]
 
     def candidates(self, half: int, delta: float, failure: float) -> Iterator[_Event]:
@@ -246,33 +240,6 @@ class _Feature:
             np.concatenate([quantiles, frequent, frequent - 1, [np.iinfo(np.int64).max]])
         ).astype(np.int64)
 
-    def describe(self, cells: NDArray[np.bool_], edges: NDArray[np.int64]) -> str:
-        """The event as intervals of values, the first few of them."""
-        last = len(self.values) - 1
-        starts = np.flatnonzero(np.diff(np.concatenate([[False], cells])) & cells)
-        parts = []
-        for start in starts:
-            stop = start + int(np.argmin(np.append(cells[start:], False))) - 1
-            low = 0 if start == 0 else int(edges[start - 1]) + 1
-            high = min(int(edges[stop]), last)
-            if low > high:  # a cell between two ranks, or beyond the last one
-                continue
-            if low == high:
-                parts.append(f"= {self._value(high)}")
-            elif low == 0:
-                parts.append(f"<= {self._value(high)}")
-            elif high == last:
-                parts.append(f">= {self._value(low)}")
-            else:
-                parts.append(f"in [{self._value(low)}, {self._value(high)}]")
-        shown = " or ".join(parts[:3])
-        more = f" or {len(parts) - 3} more intervals" if len(parts) > 3 else ""
-        return f"{self.name} {shown}{more}"
-
-    def _value(self, code: int) -> str:
-        value = self.values[code]
-        return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)
-
 
 def _cell_unions(upper: NDArray[np.int64], lower: NDArray[np.int64]) -> NDArray[np.bool_]:
     """``events x cells``: likelihood-ratio sets, then one-sided and two-sided thresholds."""
@@ -291,13 +258,12 @@ def _cell_unions(upper: NDArray[np.int64], lower: NDArray[np.int64]) -> NDArray[
 
 def _features(data: NDArray[Any], neighbor: NDArray[Any]) -> Iterator[_Feature]:
     pooled = np.concatenate([data, neighbor])
-    values, codes = np.unique(pooled, return_inverse=True)
-    yield _Feature("output", values, (codes[: len(data)], codes[len(data) :]))
+    seen = {"output": pooled}
     if np.issubdtype(pooled.dtype, np.floating):
-        values, codes = np.unique(_lowest_bit(pooled), return_inverse=True)
-        yield _Feature(
-            "exponent of the lowest set bit", values, (codes[: len(data)], codes[len(data) :])
-        )
+        seen["exponent of the lowest set bit"] = _lowest_bit(pooled)
+    for name, values in seen.items():
+        ranks = np.unique(values, return_inverse=True)[1]
+        yield _Feature(name, (ranks[: len(data)], ranks[len(data) :]))
 
 
 def _lowest_bit(values: NDArray[np.float64]) -> NDArray[np.int64]:

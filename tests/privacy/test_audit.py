@@ -175,7 +175,6 @@ def test_either_direction_is_found():
     for data, neighbor, side in ((True, False, "data"), (False, True, "neighbor")):
         report = audit_epsilon(mechanism, data, neighbor, samples=20_000, batched=True)
         assert report.likelier_on == side and report.lower_bound > 3
-        assert "True" in report.event
 
 
 @pytest.mark.parametrize(
@@ -259,7 +258,13 @@ def test_the_report_says_what_was_tested():
         randomized_response(2.0, 0), True, False, samples=10_000, claim=1.0, batched=True
     )
     text = str(report)
-    for part in ("output = ", "5000 draws", "99%", rounded_down(report.lower_bound), "REFUTED"):
+    for part in (
+        "Tested: output,",
+        "5000 draws",
+        "99%",
+        rounded_down(report.lower_bound),
+        "REFUTED",
+    ):
         assert part in text
     assert str(report.hits[0]) in text and not report.passes
     assert pickle.loads(pickle.dumps(report)) == report
