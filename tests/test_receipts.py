@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,8 +20,7 @@ from botorch_dp import DPareto, Receipt
 from botorch_dp.errors import PrivacyError
 from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.integrations.sklearn import PrivateSearchCV
-from botorch_dp.outsourced import RandomProjectionCurator
-from botorch_dp.outsourced.exchange import dataset_from_bytes, dataset_to_bytes
+from botorch_dp.outsourced import RandomProjectionCurator, load_dataset, save_dataset
 from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import (
     DPSGD,
@@ -156,6 +156,12 @@ def answered(name: str) -> Callable[[PrivacyLedger], Any]:
     return lambda ledger: of_entry(name)(ledger).dataset  # type: ignore[attr-defined]
 
 
+def received(ledger: PrivacyLedger) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        save_dataset(Path(folder) / "rows.npz", answered("GaussianNoiseCurator")(ledger))
+        return load_dataset(Path(folder) / "rows.npz")
+
+
 ADDED = NeighboringRelation.ADD_OR_REMOVE_ONE
 SUBJECTS: dict[str, Callable[[PrivacyLedger], Any]] = {
     **{
@@ -187,9 +193,7 @@ SUBJECTS: dict[str, Callable[[PrivacyLedger], Any]] = {
     "DPTrainer, normalized": training(clipping="normalized"),
     "DPareto": study,
     "GaussianNoiseCurator": answered("GaussianNoiseCurator"),
-    "received rows": lambda ledger: dataset_from_bytes(
-        dataset_to_bytes(answered("GaussianNoiseCurator")(ledger))
-    ),
+    "received rows": received,
 }
 #: Where the package makes releases, and the subjects above that come out there.
 PLACES = {

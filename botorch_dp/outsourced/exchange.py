@@ -31,21 +31,24 @@ _LARGEST = float(np.finfo(np.float64).max)
 _DTYPES = ("float16", "float32", "float64")
 
 
-def dataset_to_bytes(dataset: Release[Tensor]) -> bytes:
-    """The released rows with their guarantee, as an ``.npz`` archive without pickles."""
-    buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer,
-        format=FORMAT,
-        Z=dataset.value.detach().cpu().numpy(),
-        guarantee=json.dumps(dataset.guarantee.to_dict()),
-        noise_std=np.nan if dataset.scale is None else dataset.scale,
-    )
-    return buffer.getvalue()
+def save_dataset(path: str | os.PathLike[str], dataset: Release[Tensor]) -> None:
+    """Write the released rows and their guarantee to an ``.npz`` archive without pickles.
+
+    If writing fails, there is no file.
+    """
+    with atomic_write(path, binary=True) as file:
+        np.savez_compressed(
+            file,
+            format=FORMAT,
+            Z=dataset.value.detach().cpu().numpy(),
+            guarantee=json.dumps(dataset.guarantee.to_dict()),
+            noise_std=np.nan if dataset.scale is None else dataset.scale,
+        )
 
 
-def dataset_from_bytes(data: bytes) -> Release[Tensor]:
-    """Inverse of :func:`dataset_to_bytes`; anything else is refused with one ``ValueError``."""
+def load_dataset(path: str | os.PathLike[str]) -> Release[Tensor]:
+    """Read what :func:`save_dataset` wrote; anything else is refused with one ``ValueError``."""
+    data = Path(path).read_bytes()
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             if str(archive["format"]) != FORMAT:
@@ -58,24 +61,12 @@ def dataset_from_bytes(data: bytes) -> Release[Tensor]:
             guarantee = Guarantee.from_dict(json.loads(str(archive["guarantee"])))
     except Exception as error:
         # A damaged archive raises whatever the layers below happen to stumble on.
-        raise ValueError(f"This is no released data set ({FORMAT!r}): {error}.") from error
+        raise ValueError(
+            f"`path` {os.fspath(path)} is no released data set ({FORMAT!r}): {error}."
+        ) from error
     return Release(
         torch.from_numpy(rows.copy()), guarantee, scale=None if np.isnan(scale) else scale
     )
-
-
-def save_dataset(path: str | os.PathLike[str], dataset: Release[Tensor]) -> None:
-    """Write the released rows to a file; if writing fails, there is no file."""
-    with atomic_write(path, binary=True) as file:
-        file.write(dataset_to_bytes(dataset))
-
-
-def load_dataset(path: str | os.PathLike[str]) -> Release[Tensor]:
-    """Read released rows written by :func:`save_dataset`."""
-    try:
-        return dataset_from_bytes(Path(path).read_bytes())
-    except ValueError as error:
-        raise ValueError(f"`path` {os.fspath(path)}: {error}") from error
 
 
 def answer_questions(
