@@ -73,12 +73,13 @@ from botorch_dp.pareto.surrogates import KnownObjectives, objective_scales
 from botorch_dp.privacy import gaussian_epsilon
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 from botorch_dp.tasks import sparse_vector
-from botorch_dp.tasks.learning import OUTPUT_DELTA
 from botorch_dp.tasks.queries import THRESHOLD, f1_score, noise_scales, sparse_vector_epsilon
 from botorch_dp.training import OutputPerturbedLogisticRegression
 
 #: Noises at which the exact front computes errors.
 _KNOTS = 96
+#: Of output-perturbed logistic regression, as in the paper.
+OUTPUT_DELTA = 1e-6
 
 
 def expected_error(

@@ -28,7 +28,7 @@ NAMES = {
     "training": "TrainTest DPTrainer OutputPerturbedLogisticRegression",
     "tuning": "PrivateSearch",
     "tasks": """adult_logistic_sgd adult_logistic_adam adult_svm_sgd mnist_mlp1_sgd
-        mnist_mlp2_sgd private_logistic_regression sparse_vector""",
+        mnist_mlp2_sgd sparse_vector""",
 }
 
 

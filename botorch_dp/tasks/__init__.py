@@ -6,7 +6,6 @@ from botorch_dp.tasks.learning import (
     adult_svm_sgd,
     mnist_mlp1_sgd,
     mnist_mlp2_sgd,
-    private_logistic_regression,
 )
 from botorch_dp.tasks.queries import sparse_vector, sparse_vector_epsilon
 
@@ -16,7 +15,6 @@ __all__ = [
     "adult_svm_sgd",
     "mnist_mlp1_sgd",
     "mnist_mlp2_sgd",
-    "private_logistic_regression",
     "sparse_vector",
     "sparse_vector_epsilon",
 ]

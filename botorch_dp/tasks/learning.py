@@ -10,8 +10,7 @@ does not do and which helps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -19,8 +18,7 @@ from torch import Tensor, nn
 
 from botorch_dp import datasets
 from botorch_dp._checks import check_choice
-from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
-from botorch_dp.privacy import Guarantee
+from botorch_dp.pareto import PrivacyUtilityProblem
 from botorch_dp.privacy.accounting import Sampling
 from botorch_dp.space import (
     Config,
@@ -33,7 +31,6 @@ from botorch_dp.space import (
 )
 from botorch_dp.training import (
     DPTrainer,
-    OutputPerturbedLogisticRegression,
     TrainTest,
     cross_entropy_loss,
     hinge_loss,
@@ -53,8 +50,6 @@ _PRODUCTS = (
 )
 #: The delta of all DP-SGD and DP-Adam settings of the paper.
 DELTA = 1e-5
-#: The delta of its output-perturbed logistic regression.
-OUTPUT_DELTA = 1e-6
 
 _LOADERS: dict[str, Callable[[], TrainTest]] = {
     "adult": datasets.adult,
@@ -74,30 +69,6 @@ _MODELS: dict[str, tuple[Callable[..., nn.Module], Callable[[Tensor, Tensor], Te
 }
 
 
-@dataclass(frozen=True)
-class OutputPerturbation:
-    """The two oracles of output-perturbed logistic regression.
-
-    Plain data, so that it travels to worker processes; the data set is loaded where it is needed,
-    once in each process.
-    """
-
-    data: str
-
-    def epsilon(self, config: Config) -> float:
-        """Exact epsilon at ``OUTPUT_DELTA`` of publishing the weights, under replace-one."""
-        return _regression(self.data).epsilon(**config)
-
-    def guarantee(self, config: Config) -> Guarantee:
-        """What publishing the weights would promise."""
-        return _regression(self.data).guarantee(**config)
-
-    def utilities(self, config: Config, seeds: Sequence[int]) -> list[float]:
-        """Test accuracies of one model for each seed, trained together."""
-        models = _regression(self.data).replicates(list(seeds), **config)
-        return [model.accuracy for model in models]
-
-
 def training_settings(config: Config) -> Any:
     """What :class:`DPTrainer` is told of a config: its noise over the clipping norm, and delta.
 
@@ -113,9 +84,7 @@ def _data(name: str) -> TrainTest:
 
 
 @lru_cache(maxsize=4)
-def _trainer(
-    model: str, data_name: str, optimizer: str, engine: str, sampling: Sampling
-) -> DPTrainer:
+def _trainer(model: str, data_name: str, optimizer: str, sampling: Sampling) -> DPTrainer:
     data = _data(data_name)
     factory, loss = _MODELS[model]
     return DPTrainer(
@@ -123,22 +92,12 @@ def _trainer(
         loss,
         data,
         optimizer=optimizer,
-        engine=engine,
         sampling=sampling,
     )
 
 
-@lru_cache(maxsize=4)
-def _regression(name: str) -> OutputPerturbedLogisticRegression:
-    return OutputPerturbedLogisticRegression(_data(name), delta=OUTPUT_DELTA)
-
-
 def adult_logistic_sgd(
-    *,
-    data: BinaryData = "adult",
-    replicates: int = 1,
-    publish: bool = False,
-    engine: str = "auto",
+    *, data: BinaryData = "adult", replicates: int = 1, publish: bool = False
 ) -> PrivacyUtilityProblem:
     """Logistic regression with DP-SGD: the paper's "LogReg+SGD".
 
@@ -147,50 +106,36 @@ def adult_logistic_sgd(
         replicates: Trainings whose accuracies one trial averages (10 in the paper).
         publish: Whether to train with noise from the operating system instead of seeds, for a study
             that is paid for (``DPareto(budget=...)``).
-        engine: What computes clipped gradients, as for :class:`~botorch_dp.training.DPTrainer`;
-            ``"opacus"`` is Opacus.
 
     Example:
         >>> problem = adult_logistic_sgd(data="breast_cancer")
         >>> front = DPareto(problem, seed=0).run(32)
     """
-    return _problem("logistic", data, "sgd", replicates, publish, engine)
+    return _problem("logistic", data, "sgd", replicates, publish)
 
 
 def adult_logistic_adam(
-    *,
-    data: BinaryData = "adult",
-    replicates: int = 1,
-    publish: bool = False,
-    engine: str = "auto",
+    *, data: BinaryData = "adult", replicates: int = 1, publish: bool = False
 ) -> PrivacyUtilityProblem:
     """Logistic regression with DP-Adam: the paper's "LogReg+ADAM".
 
     Arguments as in :func:`adult_logistic_sgd`.
     """
-    return _problem("logistic", data, "adam", replicates, publish, engine)
+    return _problem("logistic", data, "adam", replicates, publish)
 
 
 def adult_svm_sgd(
-    *,
-    data: BinaryData = "adult",
-    replicates: int = 1,
-    publish: bool = False,
-    engine: str = "auto",
+    *, data: BinaryData = "adult", replicates: int = 1, publish: bool = False
 ) -> PrivacyUtilityProblem:
     """Linear support vector machine with DP-SGD: the paper's "SVM+SGD".
 
     Arguments as in :func:`adult_logistic_sgd`.
     """
-    return _problem("svm", data, "sgd", replicates, publish, engine)
+    return _problem("svm", data, "sgd", replicates, publish)
 
 
 def mnist_mlp1_sgd(
-    *,
-    data: ImageData = "mnist",
-    replicates: int = 1,
-    publish: bool = False,
-    engine: str = "auto",
+    *, data: ImageData = "mnist", replicates: int = 1, publish: bool = False
 ) -> PrivacyUtilityProblem:
     """One hidden layer of 1000 units with DP-SGD: the paper's "MLP1+SGD".
 
@@ -198,48 +143,22 @@ def mnist_mlp1_sgd(
         data: ``"mnist"``, or ``"digits"`` (8 x 8 pixels), which is always at hand.
         replicates: Trainings whose accuracies one trial averages (10 in the paper).
         publish: As in :func:`adult_logistic_sgd`.
-        engine: As in :func:`adult_logistic_sgd`.
     """
-    return _problem("mlp1", data, "sgd", replicates, publish, engine)
+    return _problem("mlp1", data, "sgd", replicates, publish)
 
 
 def mnist_mlp2_sgd(
-    *,
-    data: ImageData = "mnist",
-    replicates: int = 1,
-    publish: bool = False,
-    engine: str = "auto",
+    *, data: ImageData = "mnist", replicates: int = 1, publish: bool = False
 ) -> PrivacyUtilityProblem:
     """Hidden layers of 128 and 64 units with DP-SGD: the paper's "MLP2+SGD".
 
     Arguments as in :func:`mnist_mlp1_sgd`.
     """
-    return _problem("mlp2", data, "sgd", replicates, publish, engine)
-
-
-def private_logistic_regression(
-    *, data: BinaryData = "adult", replicates: int = 10
-) -> PrivacyUtilityProblem:
-    """Logistic regression with noise on the trained weights; epsilon has a closed form.
-
-    Args:
-        data: ``"adult"``, or ``"breast_cancer"``, which is always at hand.
-        replicates: Trainings whose accuracies one trial averages (50 in the paper).
-    """
-    check_choice("data", data, ("adult", "breast_cancer"))
-    oracles = OutputPerturbation(data)
-    return PrivacyUtilityProblem(
-        SearchSpace(regularization=Real(1e-4, 1.0, log=True), noise_std=Real(0.1, 10.0, log=True)),
-        privacy=oracles.epsilon,
-        batched=Batched(replicates=oracles.utilities),
-        promise=TrainingPromise(OUTPUT_DELTA, guarantee=oracles.guarantee),
-        replicates=replicates,
-        name=f"output-perturbed logistic regression on {data}",
-    )
+    return _problem("mlp2", data, "sgd", replicates, publish)
 
 
 def training_oracles(
-    model: str, data: str, optimizer: str, *, publish: bool = False, engine: str = "auto"
+    model: str, data: str, optimizer: str, *, publish: bool = False
 ) -> TrainingOracles:
     """The oracles of training one model on one data set, as in the paper.
 
@@ -248,14 +167,13 @@ def training_oracles(
         data: Name of the data set, which is loaded where it is needed, once in each process.
         optimizer: ``"sgd"`` or ``"adam"``.
         publish: Whether noise comes from the operating system, whatever the seeds.
-        engine: Of :class:`DPTrainer`.
     """
-    maker = partial(_trainer, model, data, optimizer, engine, "without_replacement")
+    maker = partial(_trainer, model, data, optimizer, "without_replacement")
     return TrainingOracles(maker, training_settings, publish)
 
 
 def _problem(
-    model: str, data: str, optimizer: str, replicates: int, publish: bool, engine: str
+    model: str, data: str, optimizer: str, replicates: int, publish: bool
 ) -> PrivacyUtilityProblem:
     images = model.startswith("mlp")
     check_choice("data", data, ("mnist", "digits") if images else ("adult", "breast_cancer"))
@@ -278,13 +196,12 @@ def _problem(
         noise_variance=Real(0.1, 16.0, log=True, distribution=noise),
         products=_PRODUCTS,
     )
-    by = "" if engine == "auto" else f" by engine {engine}"
     return problem_of(
-        training_oracles(model, data, optimizer, publish=publish, engine=engine),
+        training_oracles(model, data, optimizer, publish=publish),
         space,
         delta=DELTA,
         replicates=replicates,
-        name=f"{model} with DP-{optimizer.upper()} on {data}" + by,
+        name=f"{model} with DP-{optimizer.upper()} on {data}",
         # Poisson batches cost less than the paper's.
-        publisher=partial(_trainer, model, data, optimizer, engine, "poisson"),
+        publisher=partial(_trainer, model, data, optimizer, "poisson"),
     )
