@@ -398,8 +398,6 @@ MUTANTS = [
             'beside = self._score_noise.mu if self.scored_on == "training" else None',
             "beside = None",
         ),
-        ("max(self.budget.epsilon, self.test_budget.epsilon)", "self.budget.epsilon"),
-        ("max(self.budget.delta, self.test_budget.delta)", "self.budget.delta"),
     ),
     *_mutants(
         "tuning/routes/slope.py",

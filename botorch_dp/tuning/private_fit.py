@@ -124,19 +124,15 @@ class PrivateFit(PrivateSelection):
         trainer_or_problem: A :class:`~botorch_dp.training.DPTrainer`, or a problem that has one.
         space: What may be tried: settings of the trainer but the noise, which is solved for. If
             None, the problem's space; if there is none, nothing is tuned.
-        budget: (epsilon, delta) of everything that is published.
-        trials: The expected number of trainings, or a law of it, a
-            :class:`~botorch_dp.privacy.TrialNumber`; by default one of shape 3, for which very few
-            trainings are unlikely.
+        budget: As for :class:`~.private_selection.PrivateSelection`; likewise ``trials`` and
+            ``unsafe_seed``.
         test_records: ``"sensitive"``: the trainer's test records are protected, too;
             ``"public"``: they are public, and the trainer's own metric scores;
             ``"training"``: the training records score, with noise.
-        test_budget: (epsilon, delta) for sensitive test records; ``budget`` unless given.
         fixed: Settings of the trainer that are the same in all trainings, such as
             ``{"epochs": 10}``.
         test_groups: Whose each of the sensitive test records is; required where the trainer has
             ``groups``.
-        unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
 
     Example:
         >>> fit = PrivateFit(trainer, space, budget=PrivacyBudget(1.0, 1e-5), trials=20)
@@ -156,15 +152,14 @@ class PrivateFit(PrivateSelection):
         budget: PrivacyBudget,
         trials: Any = 20,
         test_records: ScoredOn = "sensitive",
-        test_budget: PrivacyBudget | None = None,
         fixed: Mapping[str, Any] | None = None,
         test_groups: Any = None,
         unsafe_seed: int | None = None,
     ) -> None:
-        self.trainer, self.space = _trainer_and_space(trainer_or_problem, space)
+        self.trainer, space = _trainer_and_space(trainer_or_problem, space)
         setup = self.trainer.setup
         self.fixed = _checked_fixed(fixed)
-        checked_budget("budget", budget)
+        checked_budget(budget)
         # A delta that is warned of would be so once for each of a secret number of trainings.
         self._delta = min(budget.delta, 0.5 / setup.num_units)
         if setup.unpublishable:
@@ -174,8 +169,8 @@ class PrivateFit(PrivateSelection):
                 "The trainer has something released beside its models, which `budget` does not "
                 "cover here. Pass the trainer without it, and a budget that leaves room for it."
             )
-        if self.space is not None:
-            self._check_space(self.space)
+        if space is not None:
+            self._check_space(space)
         elif not self.trainer.takes_defaults(self.fixed):
             raise ValueError(
                 "Without a `space` nothing is tuned, and the settings follow from public numbers: "
@@ -207,13 +202,12 @@ class PrivateFit(PrivateSelection):
         )
         super().__init__(
             self._own,
-            {} if self.space is None else self.space,
+            {} if space is None else space,
             mechanism=self._dp_sgd,
             budget=budget,
             trials=trials,
             scored_on=test_records,
             num_scored=scored.get(test_records),
-            test_budget=test_budget,
             rehearsal=self._rehearse_training,
             unsafe_seed=unsafe_seed,
         )

@@ -13,7 +13,7 @@ import copy
 import math
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -234,19 +234,19 @@ class PrivateSelection:
             returns ``(artifact, score)``. The artifact is anything that can be pickled. The score
             is the mean of scores of single records in [0, 1], such as an accuracy, *without* noise;
             on public records it may be any number.
-        space: What may be tried: a search space; configurations, of which each training draws one;
-            or a single configuration, which is trained once, with the whole budget.
+        space: What may be tried; or a single configuration, which is trained once, with the whole
+            budget.
         mechanism: From a configuration to what its training is: a
             :class:`~botorch_dp.privacy.DPSGD` without its noise, or a function from a noise
             multiplier to an event of dp-accounting.
-        budget: (epsilon, delta) of everything that is published.
+        budget: (epsilon, delta) of everything that is published: for the training records and, if
+            they are sensitive, for the test records.
         trials: The expected number of trainings, or a law of it, a
             :class:`~botorch_dp.privacy.TrialNumber`; by default one of shape 3, for which very few
             trainings are unlikely.
         scored_on: Whose score ``train`` returns: ``"sensitive"`` test records, which are protected,
             too; ``"public"`` ones; or the ``"training"`` records.
         num_scored: How many records a score is the mean of, unless they are public.
-        test_budget: (epsilon, delta) for sensitive test records; ``budget`` unless given.
         relation: What events are accounted under: add-or-remove-one or replace-one. A ``DPSGD``
             has its own.
         rehearsal: The same as ``train``, on public or made-up records.
@@ -273,31 +273,32 @@ class PrivateSelection:
     def __init__(
         self,
         train: Train,
-        space: SearchSpace | Sequence[Mapping[str, Any]] | Mapping[str, Any],
+        space: SearchSpace | Mapping[str, Any],
         *,
         mechanism: Callable[[Config], Mechanism],
         budget: PrivacyBudget,
         trials: float | TrialNumber = 20,
         scored_on: ScoredOn = "sensitive",
         num_scored: int | None = None,
-        test_budget: PrivacyBudget | None = None,
         relation: NeighboringRelation | None = None,
         rehearsal: Train | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
         check_callable("train", train)
         self._train, self._mechanism, self._rehearsal = train, mechanism, rehearsal
-        self.budget = checked_budget("budget", budget)
+        self.budget = checked_budget(budget)
         self.number = trials if isinstance(trials, TrialNumber) else TrialNumber(trials, _SHAPE)
         check_choice("scored_on", scored_on, ("sensitive", "public", "training"))
         self.scored_on: ScoredOn = scored_on
-        if test_budget is not None and scored_on != "sensitive":
-            raise ValueError("`test_budget` is for sensitive test records only.")
-        self.test_budget = self.budget
-        if test_budget is not None:
-            self.test_budget = checked_budget("test_budget", test_budget)
         self.num_scored = _checked_scored(scored_on, num_scored)
-        self.candidates = _candidates(space)
+        self.space = space if isinstance(space, SearchSpace) else None
+        names = [*space.parameters] if isinstance(space, SearchSpace) else [*space]
+        if _NOISE in names:
+            raise ValueError(f"`space` must not hold {_NOISE!r}: it follows from the budget.")
+        #: In the middle of the space, or the only one. It is named if nothing comes out.
+        self.typical_config: Config = (
+            space.middle() if isinstance(space, SearchSpace) else dict(space)
+        )
         if unsafe_seed is not None:
             unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.unsafe_seed = unsafe_seed
@@ -307,7 +308,7 @@ class PrivateSelection:
         if isinstance(typical, DPSGD):
             warn_large_delta(self.budget.delta, typical.num_records)
         if scored_on == "sensitive":
-            warn_large_delta(self.test_budget.delta, self.num_scored)
+            warn_large_delta(self.budget.delta, self.num_scored)
 
     # What is known before anything is read.
 
@@ -339,16 +340,6 @@ class PrivateSelection:
         return least_noise(described, self._level()[0], self.relation, beside_mu=beside or 0.0)
 
     @cached_property
-    def typical_config(self) -> Config:
-        """In the middle of the space, or the first one of those that were given.
-
-        It is trained if only one is, and named if nothing comes out.
-        """
-        if not isinstance(self.candidates, SearchSpace):
-            return self.candidates[0] if isinstance(self.candidates, list) else self.candidates
-        return self.candidates.middle()
-
-    @cached_property
     def guarantee(self) -> Guarantee:
         """What everything that is published promises a training record."""
         mechanism, unit, assumptions = self._training_guarantee()
@@ -357,7 +348,7 @@ class PrivateSelection:
             unit = unit.given(_SECRET)
         if self.scored_on == "public":
             unit = unit.given(_PUBLIC_TEST)
-        return self._guarantee(mechanism, unit, self.budget, assumptions)
+        return self._guarantee(mechanism, unit, assumptions)
 
     @cached_property
     def test_guarantee(self) -> Guarantee | None:
@@ -368,7 +359,7 @@ class PrivateSelection:
         unit = self._test_unit().given(_CHOSEN, *self._test_conditions())
         if self._selects:
             unit = unit.given(_SECRET)
-        return self._guarantee("noisy test scores", unit, self.test_budget, ())
+        return self._guarantee("noisy test scores", unit, ())
 
     # What happens.
 
@@ -391,8 +382,8 @@ class PrivateSelection:
                 trainings and the same configurations, to one published result. It is sensitive,
                 has mode 0600, and one process at a time may hold it. Like every pickle, an
                 artifact in it may run code when it is read: continue your own files only.
-            ledger: Charged once, before a record is read, with the larger one of the two budgets:
-                a record is a training record or a test record.
+            ledger: Charged once, before a record is read: a record is a training record or a test
+                record.
             label: What it is for, in public words; shown in the ledger.
 
         Returns:
@@ -428,13 +419,8 @@ class PrivateSelection:
         self._stored(outcome.artifact)
 
     def _config(self, seed: np.random.SeedSequence) -> Config:
-        """What a trial tries: the only configuration, a given one or any of the space."""
-        given = self.candidates
-        if isinstance(given, SearchSpace):
-            return given.sample(1, seed=seed)[0]
-        if isinstance(given, list):
-            return given[int(np.random.default_rng(seed).integers(len(given)))]
-        return given
+        """What a trial tries: any configuration of the space, or the only one."""
+        return self.space.sample(1, seed=seed)[0] if self.space else self.typical_config
 
     def _published(self, best: dict[str, Any] | None) -> dict[str, Any] | None:
         if best is None:
@@ -486,7 +472,7 @@ class PrivateSelection:
 
     @property
     def _selects(self) -> bool:
-        return isinstance(self.candidates, SearchSpace | list)
+        return self.space is not None
 
     @property
     def _origin(self) -> Origin:
@@ -511,9 +497,7 @@ class PrivateSelection:
         return None if kept is None else pickle.loads(kept.tobytes())
 
     def _checked(self, config: Mapping[str, Any]) -> Config:
-        if isinstance(self.candidates, SearchSpace):
-            return self.candidates.check(config)
-        return dict(config)
+        return self.space.check(config) if self.space else dict(config)
 
     def _described(self, config: Config) -> Mechanism:
         """What a training of a configuration is.
@@ -563,30 +547,24 @@ class PrivateSelection:
 
     def _reason(self) -> str:
         if self._selects:
-            among = ""
-            if isinstance(self.candidates, list):
-                among = f" among {len(self.candidates)} given configurations"
-            how = f"the best of {self.number.mean:g} expected random trainings"
-            return f"Private selection: {how}{among}."
+            return f"Private selection: the best of {self.number.mean:g} expected random trainings."
         return "One training of the configuration that was given."
 
     def _settings(self, with_data: bool) -> dict[str, Any]:
         """All that a run depends on; it is continued with the same settings only."""
-        space = self.candidates
         return {
-            "space": space.to_dict() if isinstance(space, SearchSpace) else space,
+            "space": self.space.to_dict() if self.space else self.typical_config,
             "mechanism": identity_of(self._typical),
             "relation": self.relation.name,
             "budget": [self.budget.epsilon, self.budget.delta],
-            "test_budget": [self.test_budget.epsilon, self.test_budget.delta],
             "number": [self.number.mean, str(self.number.shape)],
             "scored_on": [self.scored_on, self.num_scored],
             "unsafe_seed": self.unsafe_seed,
         }
 
-    def _level(self, budget: PrivacyBudget | None = None) -> tuple[BaseProfile, float]:
-        """What a trial keeps to for a budget, and about which mu that is."""
-        budget = self.budget if budget is None else budget
+    def _level(self) -> tuple[BaseProfile, float]:
+        """What a trial keeps to, and about which mu that is."""
+        budget = self.budget
         if not self._selects:
             point = BaseProfile((budget.epsilon,), (budget.delta,))
             return point, gaussian_mu(budget.epsilon, budget.delta)
@@ -596,11 +574,8 @@ class PrivateSelection:
     def _score_noise(self) -> ScoreNoise:
         if self.scored_on == "public":
             return ScoreNoise()
-        if self.scored_on == "training":
-            _, mu = self._level()
-            return ScoreNoise(math.sqrt(_SCORE_SHARE) * mu, self.num_scored)
-        _, mu = self._level(self.test_budget)
-        return ScoreNoise(mu, self.num_scored)
+        share = _SCORE_SHARE if self.scored_on == "training" else 1.0
+        return ScoreNoise(math.sqrt(share) * self._level()[1], self.num_scored)
 
     @property
     def _price(self) -> Guarantee:
@@ -608,10 +583,7 @@ class PrivateSelection:
         training, test = self.guarantee, self.test_guarantee
         if test is None:
             return training
-        loss = ApproximateLoss(
-            max(self.budget.epsilon, self.test_budget.epsilon),
-            max(self.budget.delta, self.test_budget.delta),
-        )
+        loss = ApproximateLoss(self.budget.epsilon, self.budget.delta)
         either = " or ".join(dict.fromkeys((training.protects, test.protects)))
         unit = replace(training.unit, protects=either)
         unit = unit.given(*test.unit.conditions)
@@ -620,13 +592,14 @@ class PrivateSelection:
         return replace(training, unit=unit, losses=(loss,))
 
     def _guarantee(
-        self, mechanism: str, unit: PrivacyUnit, budget: PrivacyBudget, assumptions: tuple[str, ...]
+        self, mechanism: str, unit: PrivacyUnit, assumptions: tuple[str, ...]
     ) -> Guarantee:
+        budget = self.budget
         what = "private selection of the best of a secret number of trainings"
         name = f"{what if self._selects else 'a single training'} ({mechanism})"
         loss = ApproximateLoss(budget.epsilon, budget.delta)
         if self._selects:
-            number, (_, mu) = self.number, self._level(budget)
+            number, (_, mu) = self.number, self._level()
             loss = SelectionLoss(budget.epsilon, budget.delta, mu, number.mean, number.shape)
         guarantee = Guarantee(name, unit, (loss,), assumptions, quoted_delta=budget.delta)
         return guarantee if self.unsafe_seed is None else guarantee.simulated()
@@ -635,29 +608,11 @@ class PrivateSelection:
 # --- What was asked for. ---
 
 
-def _candidates(
-    space: SearchSpace | Sequence[Mapping[str, Any]] | Mapping[str, Any],
-) -> SearchSpace | list[Config] | Config:
-    """A space, configurations, or a single one."""
-    found: SearchSpace | list[Config] | Config
-    if isinstance(space, SearchSpace):
-        names, found = [set(space.parameters)], space
-    elif isinstance(space, Mapping):
-        names, found = [set(space)], dict(space)
-    else:
-        names, found = [set(config) for config in space], [dict(config) for config in space]
-    if not names:
-        raise ValueError("`space` must hold at least one configuration.")
-    if any(_NOISE in known for known in names):
-        raise ValueError(f"`space` must not hold {_NOISE!r}: the noise follows from the budget.")
-    return found
-
-
-def checked_budget(name: str, budget: PrivacyBudget) -> PrivacyBudget:
+def checked_budget(budget: PrivacyBudget) -> PrivacyBudget:
     """A budget that Gaussian noise can meet, or an error."""
     if budget.delta == 0:
         raise PrivacyError(
-            f"`{name}` has no delta, and no Gaussian noise meets a pure epsilon: give one that is "
+            "`budget` has no delta, and no Gaussian noise meets a pure epsilon: give one that is "
             "much smaller than 1 / (number of records), such as PrivacyBudget(1.0, 1e-6)."
         )
     return budget

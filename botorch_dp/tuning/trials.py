@@ -107,28 +107,23 @@ def train_and_score(
     return Outcome(noisy if math.isfinite(noisy) else -math.inf, artifact)
 
 
-def train_once(
-    train: Train, config: Config, noise_multiplier: float, score_noise: ScoreNoise, seed: int | None
-) -> Outcome:
+def train_once(number: int, *training: Any) -> Outcome:
     """The same; a failure is the worst outcome and says nothing.
 
     A model whose score is no number comes next: it is not lost. Where a file of ours cannot be
     written, the run stops, and may be continued.
+
+    Args:
+        number: Of the trial. It makes its call unlike all others: some executors compute equal
+            calls once, but two trainings of one configuration are two draws.
+        training: See :func:`train_and_score`.
     """
     try:
-        return train_and_score(train, config, noise_multiplier, score_noise, seed)
+        return train_and_score(*training)
     except Exception as error:
         if isinstance(error.__cause__, sqlite3.Error):
             raise
         return FAILED
-
-
-def _train_once(number: int, *arguments: Any) -> Outcome:
-    """A training; its number makes its call unlike all others.
-
-    Some executors compute equal calls once, but two trainings of one configuration are two draws.
-    """
-    return train_once(*arguments)
 
 
 # --- All of them. ---
@@ -195,11 +190,12 @@ class Trials:
                 while todo and len(running) < at_once:
                     number = todo.pop(0)
                     config, seed = self.config(number), self._training_seed(number)
-                    arguments = train, config, noise_multiplier(config), score_noise, seed
+                    noise = noise_multiplier(config)
+                    arguments = number, train, config, noise, score_noise, seed
                     if executor is None:
                         self._keep(number, config, train_once(*arguments), kept)
                         break
-                    future = executor.submit(_train_once, number, *arguments)
+                    future = executor.submit(train_once, *arguments)
                     running[future] = number, config
                 for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
                     self._keep(*running.pop(future), future.result(), kept)

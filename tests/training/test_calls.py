@@ -310,12 +310,7 @@ def test_a_private_fit_warns_but_not_as_often_as_it_trains(
     with pytest.warns(UserWarning, match="is not below 1 / 600"):
         fit = PrivateFit(trainer, space, budget=PrivacyBudget(5.0, 0.01), test_records="public")
     with pytest.warns(UserWarning, match="is not below 1 / 97"):
-        PrivateFit(
-            trainer,
-            space,
-            budget=PrivacyBudget(5.0, 1e-4),
-            test_budget=PrivacyBudget(5.0, 0.02),
-        )
+        PrivateFit(trainer, space, budget=PrivacyBudget(5.0, 0.02))
     told = []
 
     def task(*training: Any) -> None:
@@ -331,7 +326,7 @@ def test_a_private_fit_warns_but_not_as_often_as_it_trains(
 
         def train(self, train: Any, noise_multiplier: Any, score_noise: Any, *_: Any) -> None:
             config = fit.typical_config
-            task(train, config, noise_multiplier(config), score_noise, None)
+            task(0, train, config, noise_multiplier(config), score_noise, None)
 
     monkeypatch.setattr("botorch_dp.tuning.private_selection.Trials", Trial)
     with warnings.catch_warnings():

@@ -116,10 +116,10 @@ class TestPublished:
         assert (result.score.scale is None) == (test_records == "public")
 
     def test_both_guarantees_are_printed(self) -> None:
-        private = fit(test_budget=PrivacyBudget(0.5, 1e-4))
+        private = fit()
         text = f"{private.plan()}"
         assert "(5, 0.0001)-differentially private for one training record" in text
-        assert "(0.5, 0.0001)-differentially private for one test record" in text
+        assert "(5, 0.0001)-differentially private for one test record" in text
         assert "neither how many trainings ran nor how long they took" in text
 
     def test_the_best_score_wins(self, monkeypatch: pytest.MonkeyPatch, three_trials: None) -> None:
@@ -216,11 +216,11 @@ class TestSecret:
         private, seen = fit(), []
         trained = mechanics.train_once
 
-        def interrupted(train: Any, config: dict[str, Any], *rest: Any) -> Outcome:
-            seen.append(config["learning_rate"])
+        def interrupted(*training: Any) -> Outcome:
+            seen.append(training[2]["learning_rate"])
             if len(seen) == 3:
                 raise KeyboardInterrupt
-            return trained(train, config, *rest)
+            return trained(*training)
 
         monkeypatch.setattr("botorch_dp.tuning.trials.train_once", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -237,7 +237,7 @@ class TestSecret:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, three_trials: None
     ) -> None:
         events: list[str] = []
-        private = fit(test_budget=PrivacyBudget(6.0, 1e-5))
+        private = fit()
         with PrivacyLedger(tmp_path / "a.ledger", PrivacyBudget(6.5, 1e-3)) as ledger:
             trained = mechanics.train_once
 
@@ -248,7 +248,7 @@ class TestSecret:
             monkeypatch.setattr("botorch_dp.tuning.trials.train_once", noted)
             private.run(ledger=ledger)
             (entry,) = ledger.entries()
-            assert (entry.epsilon, entry.delta) == (6.0, 1e-4)
+            assert (entry.epsilon, entry.delta) == (5.0, 1e-4)
             assert entry.guarantee.protects == "one training record or one test record"
             assert events == ["1 charged"] * 3
             # When a value was ready would tell how many trainings there were: no file says it.
@@ -258,12 +258,6 @@ class TestSecret:
             with pytest.raises(BudgetExhausted):
                 private.run(ledger=ledger)
             assert len(events) == 3
-
-    @pytest.mark.parametrize("test_budget", [(6.0, 1e-5), (4.0, 1e-3), (6.0, 1e-3)])
-    def test_the_price_covers_records_of_both_kinds(self, test_budget: tuple[float, float]) -> None:
-        (loss,) = fit(test_budget=PrivacyBudget(*test_budget))._price.losses
-        assert loss.epsilon == max(5.0, test_budget[0])
-        assert loss.delta == max(1e-4, test_budget[1])
 
     def test_a_simulation_promises_nothing_and_repeats(self, tmp_path: Path) -> None:
         one, two = (fit(unsafe_seed=3).run() for _ in range(2))
@@ -289,7 +283,7 @@ class TestLevel:
                 assert composed_delta(losses, epsilon) <= delta * (1 + 1e-6)
 
     def test_the_score_of_sensitive_test_records_keeps_to_their_budget(self) -> None:
-        private = fit(test_budget=PrivacyBudget(0.7, 1e-5))
+        private = fit(budget=PrivacyBudget(0.7, 1e-5))
         mu = private._score_noise.mu
         assert mu is not None
         found = selection_epsilon((GaussianLoss(mu),), private.number, 1e-5)
@@ -350,7 +344,6 @@ class TestRefused:
             ({"budget": PrivacyBudget(1.0)}, PrivacyError, "no delta"),
             ({"trials": 1}, ValueError, "`mean` must be above 1"),
             ({"test_records": "shared"}, ValueError, "`test_records` must be"),
-            ({"test_records": "public", "test_budget": BUDGET}, ValueError, "`test_budget` is for"),
             ({"unsafe_seed": -1}, ValueError, "unsafe_seed"),
             (
                 {"trials": TrialNumber(5000, math.inf), "budget": PrivacyBudget(0.01, 1e-6)},
