@@ -495,15 +495,15 @@ class SearchSpace:
             "the ranges; call `space.satisfies(config)` on a config that you expect to pass."
         )
 
-    def grid(self, levels: int | Mapping[str, int]) -> list[Config]:
+    def grid(self, levels: int) -> list[Config]:
         """All combinations of equidistant values, the ends included (one level: the middle).
 
         Args:
-            levels: How many values each parameter takes: one number for all, or one for each.
-                Integers with fewer values than that take each of them once, choices all of theirs.
+            levels: How many values each parameter takes. Integers with fewer values than that take
+                each of them once, choices all of theirs.
         """
-        counts = self._level_counts(levels)
-        values = [p.levels(counts[name]) for name, p in self.parameters.items()]
+        check_integer("levels", levels)
+        values = [parameter.levels(levels) for parameter in self.parameters.values()]
         size = math.prod(len(column) for column in values)
         if size > _LARGEST_GRID:
             raise ValueError(f"A grid of {size} points is too large; lower `levels`.")
@@ -582,15 +582,6 @@ class SearchSpace:
             if not self.is_active(name, config):
                 del config[name]
         return config
-
-    def _level_counts(self, levels: int | Mapping[str, int]) -> dict[str, int]:
-        if not isinstance(levels, Mapping):
-            return dict.fromkeys(self.parameters, check_integer("levels", levels))
-        if set(levels) != set(self.parameters):
-            raise ValueError(
-                f"`levels` must name exactly {list(self.parameters)}, got {list(levels)}."
-            )
-        return {name: check_integer(f"levels[{name!r}]", n) for name, n in levels.items()}
 
 
 def _equidistant(count: int) -> NDArray[np.float64]:

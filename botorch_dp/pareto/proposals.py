@@ -112,7 +112,7 @@ class Proposer:
     privacy_model: PrivacyModel = "exact"
     epsilon_scale: EpsilonScale = "linear"
     candidates: int = 2048
-    grid_levels: int | Mapping[str, int] = 3
+    grid_levels: int = 3
 
     def __post_init__(self) -> None:
         space = self.problem.space

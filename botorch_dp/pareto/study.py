@@ -116,7 +116,7 @@ class DPareto:
         privacy_model: PrivacyModel = "exact",
         epsilon_scale: EpsilonScale = "linear",
         candidates: int = 2048,
-        grid_levels: int | Mapping[str, int] = 3,
+        grid_levels: int = 3,
         budget: PrivacyBudget | PrivacyLedger | None = None,
         label: str = "",
     ) -> None:
