@@ -528,32 +528,19 @@ def exact_gp(model: Model | ExactGP) -> Any:
         model = from_gpytorch(model)
     if isinstance(model, ModelList) and len(model.models) == 1:
         return exact_gp(cast(Model, model.models[0]))
-    name = type(model).__name__
-    if isinstance(model, MultiTaskGP | KroneckerMultiTaskGP):
-        raise ValueError(
-            f"`model` is a {name}: each task has a gradient of its own, and its inputs include the "
-            "task. Fit a SingleTaskGP to the task whose gradient is meant."
-        )
-    if isinstance(model, ModelList | GPyTorchModel) and model.num_outputs != 1:
-        raise ValueError(
-            f"`model` must have one output, got {model.num_outputs}; take one with "
-            "`model.subset_output([i])`."
-        )
-    if not (isinstance(model, GPyTorchModel) and isinstance(model, ExactGP)):
-        raise TypeError(
-            "`model` must be a BoTorch model on GPyTorch's ExactGP, such as SingleTaskGP; got "
-            f"{name}."
-        )
     gp: Any = model
-    if len(gp.batch_shape) > 1 or (gp.batch_shape and not is_ensemble(gp)):
+    if not (
+        isinstance(gp, GPyTorchModel)
+        and isinstance(gp, ExactGP)
+        and not isinstance(gp, MultiTaskGP | KroneckerMultiTaskGP)
+        and gp.num_outputs == 1
+        and (not gp.batch_shape or (len(gp.batch_shape) == 1 and is_ensemble(gp)))
+        and not any(isinstance(part, CategoricalKernel) for part in gp.covar_module.modules())
+    ):
         raise ValueError(
-            "`model` must have no batch shape unless it is an ensemble, got "
-            f"{tuple(gp.batch_shape)}."
-        )
-    if any(isinstance(part, CategoricalKernel) for part in gp.covar_module.modules()):
-        raise ValueError(
-            f"`model` is a {name} with categorical inputs, in which a function has no gradient. "
-            "Fit a SingleTaskGP to the numerical inputs."
+            "`model` must be a BoTorch model on GPyTorch's ExactGP, such as SingleTaskGP, of one "
+            "output (`model.subset_output([i])` takes one), one task and numerical inputs, without "
+            f"a batch shape unless it is an ensemble; got a {type(model).__name__}."
         )
     return gp
 

@@ -150,18 +150,20 @@ def check_public(model: Module, *, unit_variance: bool = False) -> None:
             f"A {type(model).__name__} may learn or wrap parts that cannot be inspected; "
             "only a plain SingleTaskGP can be checked. Build it with `public_gp`."
         )
-    reasons = [
-        *_trainable_parameters(model),
-        *_mean_objections(model.mean_module),
-        *_transform_objections(getattr(model, "input_transform", None)),
-    ]
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    reasons = [f"trainable hyper-parameters {', '.join(names)}"] if names else []
+    mean = model.mean_module
+    is_zero = isinstance(mean, ConstantMean) and bool((mean.constant == 0).all())
+    if not (is_zero or isinstance(mean, ZeroMean)):
+        reasons.append(f"the {type(mean).__name__} is not zero")
+    reasons += _learned_transforms(getattr(model, "input_transform", None))
     outcome_transform = getattr(model, "outcome_transform", None)
     if outcome_transform is not None:
         reasons.append(
             f"the outcome transform {type(outcome_transform).__name__} depends on the outcomes"
         )
     if unit_variance:
-        reasons.extend(_variance_objections(model))
+        reasons += _variance_objections(prior_variance(model.covar_module, model.train_inputs[0]))
     if reasons:
         raise NotPublicError(
             "The model may carry sensitive values beside its observations: "
@@ -172,52 +174,26 @@ def check_public(model: Module, *, unit_variance: bool = False) -> None:
 
 def check_unit_variance(kernel: Kernel, X: Tensor) -> None:
     """Raise :class:`NotPublicError` unless ``k(x, x) = 1`` at each row of ``X`` (n x d)."""
-    objection = _unit_variance_objection(prior_variance(kernel, X))
-    if objection:
+    for objection in _variance_objections(prior_variance(kernel, X)):
         raise NotPublicError(
             f"`kernel` does not fit the sensitivity bound: {objection}. Drop its output scale and "
             "divide the objective by a public constant instead."
         )
 
 
-def _trainable_parameters(model: Module) -> list[str]:
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return [f"trainable hyper-parameters {', '.join(names)}"] if names else []
-
-
-def _mean_objections(mean: Module) -> list[str]:
-    if isinstance(mean, ZeroMean):
-        return []
-    if isinstance(mean, ConstantMean):
-        if bool((mean.constant == 0).all()):
-            return []
-        return ["the ConstantMean is not zero"]
-    return [f"the mean {type(mean).__name__} is not zero"]
-
-
-def _transform_objections(transform: Module | None) -> list[str]:
-    if transform is None:
-        return []
+def _learned_transforms(transform: Module | None) -> list[str]:
     if isinstance(transform, ChainedInputTransform):
-        return [text for part in transform.children() for text in _transform_objections(part)]
-    if getattr(transform, "learn_coefficients", False):
-        return [
-            f"the input transform {type(transform).__name__} learns its bounds from the visited "
-            "points (give it `bounds`)"
-        ]
-    return []
+        return [text for part in transform.children() for text in _learned_transforms(part)]
+    if not getattr(transform, "learn_coefficients", False):
+        return []
+    return [
+        f"the input transform {type(transform).__name__} learns its bounds from the visited points "
+        "(give it `bounds`)"
+    ]
 
 
-def _variance_objections(model: SingleTaskGP) -> list[str]:
-    X = model.train_inputs[0]
-    with torch.no_grad():
-        variance = model.covar_module(X, diag=True)
-    objection = _unit_variance_objection(variance)
-    return [objection] if objection else []
-
-
-def _unit_variance_objection(variance: Tensor) -> str | None:
+def _variance_objections(variance: Tensor) -> list[str]:
     low, high = variance.min().item(), variance.max().item()
     if max(abs(low - 1), abs(high - 1)) <= _UNIT_VARIANCE_TOLERANCE:
-        return None
-    return f"the prior variance k(x, x) must be 1, but ranges from {low:.6g} to {high:.6g}"
+        return []
+    return [f"the prior variance k(x, x) must be 1, but ranges from {low:.6g} to {high:.6g}"]

@@ -234,14 +234,16 @@ def dp_sgd_epsilons(
         raise ValueError(
             f"`noise_multipliers`, `batch_sizes` and `steps` must have one length: {error}"
         ) from error
-    if noise.ndim != 1:
-        raise ValueError(f"Settings must be one-dimensional, got shape {noise.shape}.")
-    if not (np.isfinite(noise) & (noise > 0)).all():
-        raise ValueError("`noise_multipliers` must be positive and finite.")
-    if not ((batches >= 1) & (batches <= num_records) & (batches % 1 == 0)).all():
-        raise ValueError(f"`batch_sizes` must be integers from 1 to {num_records}.")
-    if not ((lengths >= 1) & (lengths % 1 == 0)).all():
-        raise ValueError("`steps` must be integers of at least 1.")
+    if not (
+        noise.ndim == 1
+        and (np.isfinite(noise) & (noise > 0)).all()
+        and ((batches >= 1) & (batches <= num_records) & (batches % 1 == 0)).all()
+        and ((lengths >= 1) & (lengths % 1 == 0)).all()
+    ):
+        raise ValueError(
+            "`noise_multipliers` must be positive and finite, `batch_sizes` integers from 1 to "
+            f"{num_records}, `steps` integers of at least 1, and all of them one-dimensional."
+        )
     noise = noise.astype(float) / relation.sum_sensitivity
     fractions, lengths = batches / float(num_records), lengths * 1.0
     with np.errstate(over="ignore"):

@@ -467,9 +467,9 @@ def test_refusals_name_the_argument() -> None:
     X = torch.rand(5, D, dtype=torch.double)
     location = torch.full((D,), 0.5, dtype=torch.double)
     model = model_of(kernels()["rbf"], X)
-    with pytest.raises(TypeError, match="`model`"):
+    with pytest.raises(ValueError, match=r"`model` must be .*Linear"):
         GradientPosterior(torch.nn.Linear(3, 1), location)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="one output, got 2"):
+    with pytest.raises(ValueError, match=r"output .*ModelListGP"):
         GradientPosterior(ModelListGP(model, model), location)
     with pytest.raises(ValueError, match="float32"):
         GradientPosterior(model, location.float())
@@ -479,14 +479,14 @@ def test_refusals_name_the_argument() -> None:
         GradientPosterior(model, location.unsqueeze(0))
     with pytest.raises(ValueError, match="finite"):
         GradientPosterior(model, location * math.nan)
-    with pytest.raises(ValueError, match="one output"):
+    with pytest.raises(ValueError, match=r"output .*SingleTaskGP"):
         GradientPosterior(SingleTaskGP(X, X[:, :2]), location)
     tasks = torch.cat((X, torch.arange(5).double().unsqueeze(-1) % 2), dim=-1)
-    with pytest.raises(ValueError, match="MultiTaskGP: each task has a gradient of its own"):
+    with pytest.raises(ValueError, match=r"one task.*MultiTaskGP"):
         GradientPosterior(MultiTaskGP(tasks, X[:, :1], task_feature=-1), location)
-    with pytest.raises(ValueError, match="KroneckerMultiTaskGP: each task has a gradient"):
+    with pytest.raises(ValueError, match=r"one task.*KroneckerMultiTaskGP"):
         GradientPosterior(KroneckerMultiTaskGP(X, X[:, :2]), location)
-    with pytest.raises(ValueError, match="MixedSingleTaskGP with categorical inputs"):
+    with pytest.raises(ValueError, match=r"numerical inputs.*MixedSingleTaskGP"):
         GradientPosterior(MixedSingleTaskGP(tasks, X[:, :1], cat_dims=[-1]), location)
     with pytest.raises(ValueError, match="batch shape"):
         GradientPosterior(SingleTaskGP(X.expand(2, 5, D), X[:, :1].expand(2, 5, 1)), location)
