@@ -18,6 +18,7 @@ from torch import Tensor
 from botorch_dp._checks import did_you_mean, needs_extra
 from botorch_dp._files import pack
 from botorch_dp.errors import PrivacyError
+from botorch_dp.groups import groups_of
 from botorch_dp.scores import AUC, F1, LARGEST_EXACT, Numbers, Statistic, as_numbers, column
 from botorch_dp.space import Config, SearchSpace
 
@@ -47,6 +48,8 @@ def per_record_scores(
     loss: RecordLoss | Callable[[Any, Any], Any] = "zero_one",
     *,
     labels_are_public: bool = False,
+    groups: Any = None,
+    per_group: int | None = None,
 ) -> EstimatorScores:
     """Losses of single validation records for configurations of a scikit-learn estimator.
 
@@ -70,6 +73,9 @@ def per_record_scores(
             :class:`~botorch_dp.scores.F1` need.
         labels_are_public: Whether the validation labels, and with them the sizes of the classes,
             may be known to everybody. Only these two losses ask; F1 needs it, AUC gains by it.
+        groups: Whose each validation record is, where people have several: one identifier for
+            each. PrivateObjective and PrivateSearch then protect a person with all records.
+        per_group: How many records of a person are used at most; 16 unless given.
 
     Returns:
         A function from ``b`` configurations to ``b x n`` losses, with ``num_records``.
@@ -100,7 +106,14 @@ def per_record_scores(
         >>> PrivateSearch(scores, space, bounds=(0.0, 1.0), budget=budget, evaluations=60).run()
     """
     return EstimatorScores(
-        estimator, space, train, validation, loss, labels_are_public=labels_are_public
+        estimator,
+        space,
+        train,
+        validation,
+        loss,
+        labels_are_public=labels_are_public,
+        groups=groups,
+        per_group=per_group,
     )
 
 
@@ -116,6 +129,8 @@ class EstimatorScores:
         loss: RecordLoss | Callable[[Any, Any], Any],
         *,
         labels_are_public: bool = False,
+        groups: Any = None,
+        per_group: int | None = None,
     ) -> None:
         unknown = sorted(set(space.parameters) - set(estimator.get_params()))
         if unknown:
@@ -130,6 +145,8 @@ class EstimatorScores:
         self.has_steps = _has_steps(estimator)
         self._train_X, self._train_y, _ = _checked_records("train", train)
         X, y, self.num_records = _checked_records("validation", validation)
+        #: Whose the validation records are, if people are protected.
+        self.groups = groups_of(groups, self.num_records, per_group)
         self._classes = _public_labels(self._train_y)
         if loss in ("squared", "absolute") and not _is_numeric(self._classes):
             raise TypeError(f"`loss` = {loss!r} needs numbers as labels, but `train` has none.")

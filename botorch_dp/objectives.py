@@ -52,6 +52,7 @@ from botorch_dp.scores import (
     clipped_sum,
     grid_levels,
     known_num_records,
+    scores_and_unit,
     warn_of_narrow_bounds,
     warning_of_one_column,
 )
@@ -112,8 +113,9 @@ class ObjectivePlan:
     @property
     def advice(self) -> str:
         """What the noise hides, in a sentence."""
+        counted = self.guarantee.unit.counted
         noise = (
-            f"With {self.num_records:,} records the noise of one evaluation is "
+            f"With {self.num_records:,} {counted} the noise of one evaluation is "
             f"{self.noise_std:.2g}, so differences below {self.visible:.2g} between two "
             "configurations cannot be seen."
         )
@@ -121,7 +123,7 @@ class ObjectivePlan:
             return f"{noise} Those of {self.difference:.2g} are seen."
         return (
             f"{noise} To see differences of {self.difference:.2g} you need "
-            f"{self.needed_records:,} records or epsilon = {rounded_up(self.needed_epsilon, 2)}. "
+            f"{self.needed_records:,} {counted} or epsilon = {rounded_up(self.needed_epsilon, 2)}. "
             "A model that averages over evaluations needs less."
         )
 
@@ -163,6 +165,9 @@ class PrivateObjective:
         negate: Return ``-Y``: for losses, since BoTorch maximizes.
         unit: Whom or what one record is; replace-one is the only relation.
         label: The ledger's note for each charge.
+        groups: Whose each record is, where people have several: one identifier for each. A person
+            with all records is then protected, by the mean of their clipped scores.
+        per_group: How many records of a person are used at most; 16 unless given.
         unsafe_seed: Simulate with reproducible noise. The results then promise nothing.
 
     Example:
@@ -186,12 +191,17 @@ class PrivateObjective:
         negate: bool = False,
         unit: PrivacyUnit = ONE_RECORD,
         label: str = "objective",
+        groups: Any = None,
+        per_group: int | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
         check_callable("record_losses", record_losses)
         check_payment(ledger, unsafe_seed=unsafe_seed)
-        self.record_losses = record_losses
         self.bounds = check_interval("bounds", bounds)
+        record_losses, unit = scores_and_unit(
+            record_losses, unit, groups, per_group, self.bounds, nan_as=self.bounds[bool(negate)]
+        )
+        self.record_losses = record_losses
         self.mu = check_positive("mu", mu)
         self.num_records = known_num_records(record_losses, num_records, takes_statistic=True)
         self._statistic: Statistic | None = getattr(record_losses, "statistic", None)
@@ -235,6 +245,8 @@ class PrivateObjective:
         negate: bool = False,
         unit: PrivacyUnit = ONE_RECORD,
         label: str = "objective",
+        groups: Any = None,
+        per_group: int | None = None,
     ) -> PrivateObjective:
         """An objective with the largest mu that a ledger bears for so many evaluations.
 
@@ -271,6 +283,8 @@ class PrivateObjective:
             negate=negate,
             unit=unit,
             label=label,
+            groups=groups,
+            per_group=per_group,
         )
         warn_large_delta(ledger.budget.delta, objective.num_records)
         objective._planned = count

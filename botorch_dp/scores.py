@@ -24,6 +24,8 @@ from torch import Tensor
 
 from botorch_dp._checks import check_count, check_integer, warn_caller
 from botorch_dp.errors import PrivacyError
+from botorch_dp.groups import Groups, groups_of
+from botorch_dp.privacy import PrivacyUnit
 
 #: Records as a tensor with one of them in each row, or as several such tensors side by side.
 RecordTensors = TypeVar("RecordTensors", Tensor, tuple[Tensor, ...])
@@ -61,6 +63,10 @@ def known_num_records(
     Where a mean over records is needed, what is scored by a statistic of all is refused.
     """
     statistic = getattr(record_losses, "statistic", None)
+    if getattr(record_losses, "groups", None) is not None:
+        raise TypeError(
+            "`record_losses` has `groups`, whose means PrivateObjective and PrivateSearch take."
+        )
     if statistic is not None:
         if not takes_statistic:
             raise TypeError(
@@ -73,9 +79,64 @@ def known_num_records(
                 f"{statistic.num_records} records."
             )
         return int(statistic.num_records)
+    if isinstance(record_losses, GroupScores) and num_records is not None:
+        raise TypeError("`groups` say how many people there are: leave `num_records` out.")
     if num_records is None:
         num_records = getattr(record_losses, "num_records", None)
     return None if num_records is None else check_count("num_records", num_records)
+
+
+class GroupScores:
+    """The scores of groups: the means of their records' scores, clipped to the bounds before.
+
+    Args:
+        record_scores: What returns ``b x n`` scores of records.
+        groups: Whose they are.
+        bounds: ``(lo, hi)`` of a record's score, and so of a group's.
+        nan_as: What NaN counts as.
+    """
+
+    def __init__(
+        self, record_scores: Any, groups: Groups, bounds: tuple[float, float], nan_as: float
+    ) -> None:
+        self._record_scores, self._groups = record_scores, groups
+        self._bounds, self._nan_as = bounds, nan_as
+        self.num_records = len(groups)
+        self.has_steps = getattr(record_scores, "has_steps", False)
+        self.incumbent = getattr(record_scores, "incumbent", None)
+        self.loss = getattr(record_scores, "loss", None)
+
+    def __call__(self, X: Any) -> Tensor:
+        """``b x groups``."""
+        scores = checked_scores(
+            self._record_scores(X), num_points=len(X), num_records=len(self._groups.owners)
+        )
+        return self._groups.means(scores.double().nan_to_num(self._nan_as).clamp(*self._bounds))
+
+
+def scores_and_unit(
+    record_scores: Any,
+    unit: PrivacyUnit,
+    groups: Any,
+    per_group: int | None,
+    bounds: tuple[float, float],
+    *,
+    nan_as: float,
+) -> tuple[Any, PrivacyUnit]:
+    """What is averaged and whom it protects: groups, if they are given or scores have some."""
+    found: Groups | None = getattr(record_scores, "groups", None)
+    if found is not None and (groups is not None or per_group is not None):
+        raise TypeError("The scores have `groups` already: leave `groups` and `per_group` out.")
+    if found is None:
+        known = getattr(record_scores, "num_records", None)
+        count = 0 if groups is None else len(groups)
+        found = groups_of(groups, count if known is None else known, per_group)
+    if found is None:
+        return record_scores, unit
+    if getattr(record_scores, "statistic", None) is not None:
+        raise ValueError("AUC and F1 compare records, so that no person has a score of their own.")
+    people = found.unit(unit.relation).given(*unit.conditions)
+    return GroupScores(record_scores, found, bounds, nan_as), people
 
 
 def checked_scores(

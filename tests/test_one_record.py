@@ -38,12 +38,13 @@ from torch.utils.data import DataLoader
 
 from botorch_dp.descent import DPGIBO, private_start
 from botorch_dp.estimator_scores import per_record_scores
+from botorch_dp.groups import Groups
 from botorch_dp.integrations.estimators import DPClassifier, DPRegressor
 from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import PrivacyBudget, Release
 from botorch_dp.privacy.runs import Run
-from botorch_dp.scores import AUC, F1, as_numbers, checked_scores
+from botorch_dp.scores import AUC, F1, GroupScores, as_numbers, checked_scores
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,
@@ -297,6 +298,13 @@ def moved_objective(records: list[Any]) -> float:
     return float(Y[0, 0]) * N
 
 
+def of_pairs(records: list[Any]) -> float:
+    """Two records are one person's; the one that is exchanged has half of a score."""
+    pairs = Groups(np.arange(N) // 2, N)
+    scores = GroupScores(lambda _: as_objects(records), pairs, (0.0, 1.0), 0.0)
+    return float(scores("ab")[0].sum())
+
+
 def search_of(records: list[Any]) -> PrivateSearch:
     return PrivateSearch(
         lambda configs: as_objects(records)[[0] * len(configs)],
@@ -377,6 +385,7 @@ SUBJECTS |= {
     "PrivateObjective": Subject(
         ("botorch_dp.objectives.PrivateObjective",), moved_objective, VALUES, STRANGE, 1.0
     ),
+    "scores of people": Subject(("botorch_dp.scores.GroupScores",), of_pairs, VALUES, STRANGE, 0.5),
     "PrivateSearch": Subject(
         ("botorch_dp.tuning.private_search.PrivateSearch",), table_of, VALUES, STRANGE
     ),
@@ -904,6 +913,7 @@ def takes_records() -> set[str]:
 #: Helpers of these that only look at public facts of a function of records.
 PUBLIC_FACTS = {
     "botorch_dp.scores.known_num_records",
+    "botorch_dp.scores.scores_and_unit",
     "botorch_dp.scores.warn_of_narrow_bounds",
     "botorch_dp.training.calls.call",
     *(f"botorch_dp.training.inputs.{name}" for name in ("count", "each_part", "parts", "rows")),

@@ -78,6 +78,8 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         labels_are_public: See :func:`~botorch_dp.objectives.per_record_scores`.
         release_score: Whether to release the score of the configuration too, for a share of the
             budget.
+        per_group: How many records of a person are used at most, where ``fit`` is given groups; 16
+            unless stated.
         unsafe_seed: Simulate with reproducible noise; nothing is promised then.
 
     Attributes:
@@ -109,18 +111,21 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         bounds: tuple[float, float] | None = None,
         labels_are_public: bool = False,
         release_score: bool = True,
+        per_group: int | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
         self.estimator, self.param_distributions = estimator, param_distributions
         self.public, self.budget, self.n_iter = public, budget, n_iter
         self.scoring, self.bounds, self.labels_are_public = scoring, bounds, labels_are_public
-        self.release_score, self.unsafe_seed = release_score, unsafe_seed
+        self.release_score, self.per_group = release_score, per_group
+        self.unsafe_seed = unsafe_seed
 
     def fit(
         self,
         X: Any,
         y: Any = None,
         *,
+        groups: Any = None,
         ledger: PrivacyLedger | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         label: str = "",
@@ -130,6 +135,8 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         Args:
             X: Features of the protected records.
             y: Their targets.
+            groups: Whose each record is, where people have several: one identifier for each. A
+                person with all of their records is then protected.
             ledger: Charged before the records are read.
             checkpoint: A file to continue an interrupted search from; it is sensitive.
             label: What it is for, in public words; shown in the ledger.
@@ -143,7 +150,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
                 stacklevel=2,
             )
         train, validation = self._records(X, y)
-        search = self._search(train, validation)
+        search = self._search(train, validation, groups)
         result = search.run(
             checkpoint=checkpoint,
             ledger=ledger,
@@ -156,9 +163,11 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         self.best_estimator_ = clone(self.estimator).set_params(**self.best_params_).fit(*train)
         return self
 
-    def plan(self, X: Any, y: Any) -> Any:
+    def plan(self, X: Any, y: Any, *, groups: Any = None) -> Any:
         """Route, price and noise of :meth:`fit`; of the records only the number counts."""
-        return self._search(*self._records(X, y)).plan(release_score=bool(self.release_score))
+        return self._search(*self._records(X, y), groups).plan(
+            release_score=bool(self.release_score)
+        )
 
     def receipt(self, **facts: Any) -> Receipt:
         """A document that a stranger can check, of ``best_params_``; with ``release_score`` of
@@ -234,7 +243,9 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
             )
         return self.public, (X, y)
 
-    def _search(self, train: tuple[Any, Any], validation: tuple[Any, Any]) -> PrivateSearch:
+    def _search(
+        self, train: tuple[Any, Any], validation: tuple[Any, Any], groups: Any = None
+    ) -> PrivateSearch:
         if not isinstance(self.budget, PrivacyBudget):
             raise TypeError(
                 "`budget` must be a PrivacyBudget(epsilon, delta), got "
@@ -265,6 +276,8 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
             validation,
             loss,  # type: ignore[arg-type]
             labels_are_public=self.labels_are_public,
+            groups=groups,
+            per_group=self.per_group if groups is not None else None,
         )
         return PrivateSearch(
             scores,

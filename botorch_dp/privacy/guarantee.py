@@ -98,6 +98,11 @@ class PrivacyUnit:
         return _OF_PERSON in self.protects
 
     @property
+    def counted(self) -> str:
+        """What there are ``n`` of, in a word."""
+        return "people" if self.is_person else "records"
+
+    @property
     def neighbours(self) -> str:
         """In what two data sets differ that must be hard to tell apart."""
         words = self.relation.value

@@ -195,7 +195,7 @@ class TrainingPlan:
     @property
     def counted(self) -> str:
         """What ``num_records`` and ``batch_size`` count, in a word."""
-        return "records" if self.per_group is None else "people"
+        return self.unit.counted
 
     @property
     def unit(self) -> PrivacyUnit:

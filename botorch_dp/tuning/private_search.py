@@ -33,6 +33,7 @@ from botorch_dp.scores import (
     ScoreDiagnostics,
     Statistic,
     known_num_records,
+    scores_and_unit,
     warn_of_narrow_bounds,
     warning_of_one_column,
 )
@@ -127,6 +128,9 @@ class PrivateSearch:
             from public numbers, and from whether ``record_scores`` has an attribute ``has_steps``:
             losses that jump as parameters change have no slope.
         unit: Whom or what one column of the scores is; replace-one is the only relation.
+        groups: Whose each record is, where people have several: one identifier for each. A person
+            with all records is then protected, by the mean of their clipped scores.
+        per_group: How many records of a person are used at most; 16 unless given.
         unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
 
     Example:
@@ -154,11 +158,16 @@ class PrivateSearch:
         maximize: bool = False,
         route: str = "auto",
         unit: PrivacyUnit = ONE_RECORD,
+        groups: Any = None,
+        per_group: int | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
         check_callable("record_scores", record_scores)
         low, high = check_interval("bounds", bounds)
         check_positive("bounds", high - low)
+        record_scores, unit = scores_and_unit(
+            record_scores, unit, groups, per_group, (low, high), nan_as=low if maximize else high
+        )
         n = known_num_records(record_scores, num_records, takes_statistic=True)
         statistic: Statistic | None = getattr(record_scores, "statistic", None)
         if statistic is not None and ((low, high) != (0.0, 1.0) or maximize):
@@ -191,7 +200,7 @@ class PrivateSearch:
             incumbent=getattr(record_scores, "incumbent", None),
             unit=check_unit(unit, NeighboringRelation.REPLACE_ONE).given(
                 OWN_RECORD_ONLY,
-                "the number of records is public",
+                f"the number of {unit.counted} is public",
                 _CHOSEN,
                 *(statistic.conditions if statistic else ()),
             ),

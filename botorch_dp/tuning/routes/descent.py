@@ -68,7 +68,7 @@ class DescentRoute(SlopedRoute):
             yield "the budget has no delta, which Gaussian noise would need.", True
         elif n * self.settings.mu / math.sqrt(self.dim) <= _SLOPES_UP_TO:
             words = "gradients at single locations would be small beside their noise."
-            yield f"with {n:,} records the {words}", False
+            yield f"with {n:,} {self.settings.unit.counted} the {words}", False
 
     def plan(self, why: str = "") -> SearchPlan:
         """Its price and its noise."""
@@ -92,8 +92,8 @@ class DescentRoute(SlopedRoute):
             reason=f"{steps} noisy gradient steps{self.after_categories}, because {why}",
             shares=shares,
             evaluations={"selection": self.num_categories, "score": 1, "gradients": steps * size},
-            noise=f"With {n:,} records the noise is {ratio:.2g} times the clipping norm in each "
-            f"step (about {averaged:.2g} averaged over all steps).",
+            noise=f"With {n:,} {self.settings.unit.counted} the noise is {ratio:.2g} times the "
+            f"clipping norm in each step (about {averaged:.2g} averaged over all steps).",
             seen=f"descent, one that {min(averaged, 1):.0%} more do",
             steps=steps,
             batch_size=size,

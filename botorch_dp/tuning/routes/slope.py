@@ -88,8 +88,8 @@ class SlopeRoute(SlopedRoute):
             reason=f"{what}{self.after_categories}, because {why}",
             shares=shares,
             evaluations={"selection": self.num_categories, "score": 1, "slope": slopes * size},
-            noise=f"With {n:,} records the noise of each slope is about {noise:.2g} times as long "
-            "as the slope would be if all records agreed.",
+            noise=f"With {n:,} {self.settings.unit.counted} the noise of each slope is about "
+            f"{noise:.2g} times as long as the slope would be if all records agreed.",
             seen=f"slope, a direction that {min(noise, 1):.0%} more records gain by than lose",
             slopes=slopes,
             slope_size=size,
