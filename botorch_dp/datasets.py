@@ -28,6 +28,9 @@ from botorch_dp.training import TrainTest
 
 Arrays = dict[str, NDArray[Any]]
 
+#: Of the bundled sets.
+_TEST_SHARE = 0.3
+
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 
 #: SHA-256 over the sorted rows: the order in which a source lists them does not count.
@@ -68,9 +71,7 @@ def mnist(*, dtype: torch.dtype = torch.float32) -> TrainTest:
     return _split(train, arrays["y_train"], test, arrays["y_test"], dtype)
 
 
-def breast_cancer(
-    *, test_share: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> TrainTest:
+def breast_cancer(*, seed: int = 0, dtype: torch.dtype = torch.float32) -> TrainTest:
     """Scikit-learn's breast cancer data (569 x 30, two classes), bundled; features in [0, 1]."""
     with needs_extra("sklearn", "This data set"):
         from sklearn.datasets import load_breast_cancer
@@ -78,18 +79,16 @@ def breast_cancer(
     X, y = load_breast_cancer(return_X_y=True)
     # Physical limits would be public; for a demonstration the observed ones do.
     X = (X - X.min(0)) / (X.max(0) - X.min(0))
-    return _shuffled(X, y, test_share, seed, dtype)
+    return _shuffled(X, y, seed, dtype)
 
 
-def digits(
-    *, test_share: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> TrainTest:
+def digits(*, seed: int = 0, dtype: torch.dtype = torch.float32) -> TrainTest:
     """Scikit-learn's handwritten digits (1797 x 64, ten classes), bundled; pixels in [0, 1]."""
     with needs_extra("sklearn", "This data set"):
         from sklearn.datasets import load_digits
 
     X, y = load_digits(return_X_y=True)
-    return _shuffled(X / 16.0, y, test_share, seed, dtype)
+    return _shuffled(X / 16.0, y, seed, dtype)
 
 
 def _split(
@@ -105,14 +104,10 @@ def _split(
     return TrainTest(*(part.to(kind) for part, kind in zip(tensors, types, strict=True)))
 
 
-def _shuffled(
-    X: NDArray[Any], y: NDArray[Any], share: float, seed: int, dtype: torch.dtype
-) -> TrainTest:
-    if not 0 < share < 1:
-        raise ValueError(f"`test_share` must lie in (0, 1), got {share}.")
+def _shuffled(X: NDArray[Any], y: NDArray[Any], seed: int, dtype: torch.dtype) -> TrainTest:
     check_integer("seed", seed, at_least=0)
     order = np.random.default_rng(seed).permutation(len(X))
-    cut = len(X) - round(share * len(X))
+    cut = len(X) - round(_TEST_SHARE * len(X))
     return _split(X[order[:cut]], y[order[:cut]], X[order[cut:]], y[order[cut:]], dtype)
 
 

@@ -269,8 +269,9 @@ class PrivateObjective:
         mu = sqrt_below(Fraction(ledger.mu_left()) ** 2 / count)
         if mu == 0:
             raise BudgetExhausted(
-                f"Nothing of {ledger.budget} is left for Gaussian releases, which every evaluation "
-                "is: give the budget a delta, and a share that is not summed. Nothing was charged.",
+                f"Nothing of the budget {ledger.budget} is left for Gaussian releases, which every "
+                "evaluation is: give it a delta, and a share that is not summed. Nothing was "
+                "charged.",
                 requested=(0.0, 0.0),
                 remaining=ledger.remaining(),
             )
@@ -400,7 +401,7 @@ class PrivateObjective:
             if self.ledger is None or self._planned is None or made + len(X) <= self._planned:
                 raise
             raise BudgetExhausted(
-                f"The budget ({self.ledger.budget}) is for {self._planned} evaluations, and "
+                f"The budget {self.ledger.budget} is for {self._planned} evaluations, and "
                 f"{made} were made; {len(X)} more cannot be. No record was read this time, and "
                 "what was released may still be used.",
                 requested=error.requested,

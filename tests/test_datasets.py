@@ -42,8 +42,6 @@ def test_bundled_sets(load, columns: int, classes: int, records: int) -> None:
     assert torch.equal(load().train_X, data.train_X)
     assert not torch.equal(load(seed=1).train_X, data.train_X)
     assert load(dtype=torch.double).train_X.dtype == torch.double
-    with pytest.raises(ValueError, match="`test_share`"):
-        load(test_share=1.0)
 
 
 @pytest.mark.parametrize("load", [datasets.adult, blogfeedback])

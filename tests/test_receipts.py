@@ -249,7 +249,7 @@ def test_the_receipt_is_complete_and_recomputed_within_1_percent(name: str) -> N
     verification = receipt.verify()
     assert verification.passes, str(verification)
     outcomes = {f.outcome for f in verification.findings if f.subject in ("epsilon", "selection")}
-    assert outcomes & {"agrees", "within tolerance"}, str(verification)
+    assert "agrees" in outcomes, str(verification)
     document = receipt.document
     assert document["released"]["digest"].startswith("sha256:")
     assert document["released"]["kind"] not in ("not stated", "")

@@ -178,12 +178,6 @@ class FiniteSetGP:
         self._blocks.append(self._mean.new_empty(rows, self.num_choices))
         return self._blocks[-1][0]
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(num_choices={self.num_choices}, "
-            f"num_observations={self.num_observations}, noise_variance={self.noise_variance:g})"
-        )
-
 
 def closed_form(kernel: Kernel, dims: Tensor, num_dims: int) -> ClosedForm | None:
     """The kernel as a function of squared differences, or None if it is not known to be one.

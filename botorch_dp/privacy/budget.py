@@ -80,12 +80,7 @@ class PrivacyBudget:
 
     def __str__(self) -> str:
         """In the numbers that were given."""
-        return f"epsilon = {all_digits(self.epsilon)}, delta = {all_digits(self.delta)}"
-
-    @property
-    def in_words(self) -> str:
-        """The same for a sentence."""
-        return f"the budget (ε = {all_digits(self.epsilon)}, δ = {all_digits(self.delta)})"
+        return f"(ε = {all_digits(self.epsilon)}, δ = {all_digits(self.delta)})"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_positive("epsilon", self.epsilon))
@@ -269,10 +264,10 @@ class Compartments:
             kind, asked = "Gaussian noise", self.in_epsilon_delta((0.0, 0.0, cost[2]))
             limit, left = self.gaussian_epsilon, self.gaussian_left(totals)
         for_kind = f" for {kind}" if limit < budget.epsilon else ""
-        whole = budget.in_words.capitalize()
+        whole = f"The budget {budget}"
         if limit == 0:
             why = (
-                f"None of {budget.in_words} is available{for_kind}: {self.origin}. A ledger "
+                f"None of the budget {budget} is available{for_kind}: {self.origin}. A ledger "
                 f"with PrivacyBudget({all_digits(budget.epsilon)}, {all_digits(budget.delta)}, "
                 "summed=0.3) allows both."
             )

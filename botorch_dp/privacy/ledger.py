@@ -34,9 +34,7 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy.budget import Compartments, PrivacyBudget, Totals, stated_cost
 from botorch_dp.privacy.guarantee import Guarantee, PrivacyUnit, Release, compose
 from botorch_dp.privacy.losses import ApproximateLoss, Cost, NeighboringRelation, PureLoss
-from botorch_dp.privacy.rounding import (
-    sqrt_below,
-)
+from botorch_dp.privacy.rounding import rounded_up, sqrt_below
 from botorch_dp.privacy.runs import RELEASE_TABLES, ReleaseStore
 
 T = TypeVar("T")
@@ -407,14 +405,12 @@ class PrivacyLedger:
             entries, shares, summary = self.entries(), self.shares(), self.summary()
         if not entries:
             return summary
-        table, used, so_far = [("date", "what", "label", "key", "share")], 0, 0.0
+        table = [("date", "what", "label", "key", "share")]
         for entry, share in zip(entries, shares, strict=True):
-            so_far += share
-            before, used = used, _thousandths(so_far)
-            shown = "<0.1%" if used == before and share else f"{(used - before) / 10:.1f}%"
-            key = _OF_A_RUN.sub("", entry.key or "")
+            key, shown = _OF_A_RUN.sub("", entry.key or ""), f"{rounded_up(100 * share, 3)}%"
             table.append((entry.date, entry.guarantee.mechanism, entry.label, key, shown))
-        table.append(("", "left", "", "", f"{(1000 - used) / 10:.1f}%"))
+        left = f"{(1000 - _thousandths(math.fsum(shares))) / 10:.1f}%"
+        table.append(("", "left", "", "", left))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = (
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -424,7 +420,7 @@ class PrivacyLedger:
 
     def summary(self) -> str:
         """What is used, rounded up, and what may still be released, rounded down; one sentence."""
-        whole = self._budget.in_words
+        whole = f"the budget {self._budget}"
         with self._file.snapshot():
             totals, compartments = self._file.totals(), self.compartments()
             if compartments is None or totals.count == 0:

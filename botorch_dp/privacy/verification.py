@@ -38,7 +38,7 @@ _OF_THE_PRICE = tuple(field.name for field in fields(DPSGD))
 #: What rounding alone may make of an epsilon, relatively.
 _ROUNDING = 1e-6
 
-Outcome = Literal["agrees", "within tolerance", "condition", "not recomputed", "contradicts"]
+Outcome = Literal["agrees", "condition", "not recomputed", "contradicts"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Finding:
     """One line of what verifying a receipt found.
 
     Args:
-        outcome: ``"agrees"``, ``"within tolerance"``, ``"condition"`` (the reader must believe it),
-            ``"not recomputed"`` or ``"contradicts"``.
+        outcome: ``"agrees"``, ``"condition"`` (the reader must believe it), ``"not recomputed"`` or
+            ``"contradicts"``.
         subject: What was looked at, in a word.
         text: What was found, in a sentence.
     """
@@ -57,7 +57,7 @@ class Finding:
     text: str
 
     def __str__(self) -> str:
-        return printable(f"{self.outcome:>16}  {self.subject}: {self.text}")
+        return printable(f"{self.outcome:>14}  {self.subject}: {self.text}")
 
 
 @dataclass(frozen=True)
@@ -292,12 +292,8 @@ def _compared(result: Recomputed, claim: float, delta: float) -> Finding:
         if claim >= found * (1 - TOLERANCE):
             return Finding("agrees", "epsilon", text)
         return Finding("not recomputed", "epsilon", f"{text}, which cannot confirm a smaller one")
-    gap = abs(found - claim)
-    if gap <= _ROUNDING * claim:
-        return Finding("agrees", "epsilon", text)
-    if gap <= TOLERANCE * claim:
-        return Finding("within tolerance", "epsilon", f"{text} ({gap / claim:.2%} apart)")
-    return Finding("contradicts", "epsilon", text)
+    outcome: Outcome = "agrees" if abs(found - claim) <= TOLERANCE * claim else "contradicts"
+    return Finding(outcome, "epsilon", text)
 
 
 def _check_selection(loss: SelectionLoss) -> Finding:
@@ -328,7 +324,7 @@ def _check_ledger(document: Mapping[str, Any], guarantee: Guarantee) -> list[Fin
         wrong.append("it is under another relation")
     many = len(set(guarantee.losses)) > MOST_PARTS
     if not many and guarantee.epsilon(budget.delta) > budget.epsilon * (1 + _ROUNDING):
-        wrong.append(f"the budget for all releases ({budget}) is smaller than this promise")
+        wrong.append(f"the budget for all releases {budget} is smaller than this promise")
     if charge is not None:
         over = charge["epsilon"] > budget.epsilon * (1 + _ROUNDING)
         if over or charge["delta"] > budget.delta * (1 + _ROUNDING):

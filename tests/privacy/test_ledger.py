@@ -285,7 +285,7 @@ def test_printed_as_a_sentence_and_a_table_of_shares() -> None:
             "most ε = 0.25, or one Gaussian release of at most ε = 0.4286 at δ = 1e-06."
         )
         assert not empty and head.split() == ["date", "what", "label", "key", "share"]
-        assert first.split()[1:] == ["test", "mechanism", "best", "score", "week", "47", "25.0%"]
+        assert first.split()[1:] == ["test", "mechanism", "best", "score", "week", "47", "25%"]
         assert second.split()[1:] == ["test", "mechanism", "12.5%"] and left.split()[1] == "62.5%"
         assert ledger.shares() == pytest.approx([0.25, 0.125])
 
@@ -300,7 +300,7 @@ def test_a_budget_of_ten_equal_parts_is_used_up(budget: PrivacyBudget) -> None:
             ledger.charge(each, label="a count")
         *rows, left = (line.split()[-1] for line in str(ledger).splitlines()[3:])
         assert ledger.summary().endswith(" is used up, by 10 charges.")
-        assert rows == ["10.0%"] * 10 and left == "0.0%"
+        assert rows == ["10%"] * 10 and left == "0.0%"
         assert ledger.remaining()[0] == ledger.mu_left() == 0
         with pytest.raises(BudgetExhausted) as refused:
             ledger.charge(each, label="a count")
@@ -327,7 +327,7 @@ def test_what_the_summary_offers_is_granted_and_no_more(seed: int) -> None:
         exact = math.fsum(ledger.shares())
         assert exact - 1e-9 <= float(used) / 100 < exact + 1e-3
         shares = re.findall(r" ([\d.]+)%$", str(ledger), re.MULTILINE)
-        assert math.fsum(map(float, shares)) == pytest.approx(100)
+        assert math.fsum(map(float, shares)) == pytest.approx(100, abs=0.3)
         said = said.removesuffix(".") + ","
         for level in map(float, re.findall(r"Laplace release of at most ε = (.*?),", said)):
             assert ledger.affords(pure(level)) and not ledger.affords(pure(level * 1.002))

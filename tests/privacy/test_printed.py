@@ -198,4 +198,4 @@ class TestReleasesAreShort:
         assert str(Release(list(range(1000)), guarantee)).startswith("Released: list")
 
     def test_a_budget_is_shown_in_the_numbers_that_were_given(self) -> None:
-        assert str(PrivacyBudget(0.1, 1e-6)) == "epsilon = 0.1, delta = 1e-06"
+        assert str(PrivacyBudget(0.1, 1e-6)) == "(ε = 0.1, δ = 1e-06)"

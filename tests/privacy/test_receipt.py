@@ -141,7 +141,7 @@ def test_every_kind_of_loss_is_recomputed_within_1_percent(name: str, relation: 
     assert verification.passes, str(verification)
     subject = "selection" if name == "selection" else "epsilon"
     found = [f.outcome for f in verification.findings if f.subject == subject]
-    assert found[0] in ("agrees", "within tolerance"), str(verification)
+    assert found[0] == "agrees", str(verification)
 
 
 @pytest.mark.slow
@@ -467,7 +467,7 @@ def test_what_nobody_can_derive_is_shown_as_the_senders_word(name: str) -> None:
     document = RECEIPT.document
     alter(document)
     verification = with_new_digest(document).verify(WEIGHTS)
-    assert f"       condition  {line}" in str(verification).splitlines()
+    assert f"     condition  {line}" in str(verification).splitlines()
     assert verification.passes and str(verification).endswith("so this is the sender's word.")
 
 
