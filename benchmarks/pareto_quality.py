@@ -241,7 +241,7 @@ class TabulatedRegression:
         seeds, models = range(self.permutations), []
         for strength in 10.0 ** (np.arange(self.levels) / 16 - 4):
             models += self.trainer.replicates(seeds, regularization=strength, noise_std=1e-25)
-        weights = torch.cat([model.model.weight for model in models]).double()
+        weights = torch.cat([model.value.weight for model in models]).double()
         self.weights = weights.reshape(self.levels, self.permutations, -1)
         X = self.trainer.scaled(data.test_X).double()
         self.margins = X * torch.where(data.test_Y > 0, 1.0, -1.0).double().unsqueeze(-1)

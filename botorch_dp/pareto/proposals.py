@@ -300,8 +300,8 @@ def _by_models(proposer: Proposer, trials: Sequence[Trial], allowed: Allowed | N
     if best is None:
         raise StudyError(
             "The privacy oracle fails, or answers no finite epsilon >= 0, for all candidates "
-            f"({proposer.known.failures_in_words()}). Call `problem.epsilon(config)` by hand to "
-            "see what is wrong."
+            f"({', '.join(sorted(proposer.known.failures))}). Call `problem.epsilon(config)` by "
+            "hand to see what is wrong."
         )
     return best
 

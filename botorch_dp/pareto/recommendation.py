@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -19,6 +18,8 @@ from botorch_dp.space import Config
 
 #: Columns of the exact objectives and of the models'.
 _EPSILON, _ERROR = 0, 1
+#: So many standard deviations around the mean of a Gaussian hold 95%.
+_95_PERCENT = 1.959963984540054
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class OperatingPoint:
         config: The hyper-parameters; perhaps never tried.
         epsilon: Exact, and within what was asked for.
         error: Expected error of one training, as the study's model predicts it. Sensitive.
-        interval: Central interval for the error of the average training. Sensitive.
-        level: The interval's probability, under the model.
+        interval: For the error of the average training, with a probability of 95% under the model.
+            Sensitive.
         tried: Whether a trial of the study has this config.
     """
 
@@ -38,7 +39,6 @@ class OperatingPoint:
     epsilon: float
     error: float = field(repr=False)
     interval: tuple[float, float] = field(repr=False)
-    level: float
     tried: bool
 
     def __str__(self) -> str:
@@ -46,22 +46,19 @@ class OperatingPoint:
         origin = "tried" if self.tried else "never tried"
         return (
             f"epsilon {rounded_up(self.epsilon)} (exact), error {self.error:.4f} "
-            f"({self.level:.0%} interval {low:.4f} to {high:.4f}; sensitive) "
+            f"(95% interval {low:.4f} to {high:.4f}; sensitive) "
             f"with {self.config} ({origin})"
         )
 
 
 @on_the_cpu
-def recommended(
-    proposer: Proposer, trials: Sequence[Trial], epsilon: float, level: float
-) -> OperatingPoint:
+def recommended(proposer: Proposer, trials: Sequence[Trial], epsilon: float) -> OperatingPoint:
     """The config with the smallest expected error among those whose epsilon is small enough.
 
     Args:
         proposer: Of the study, with exact epsilons.
         trials: All trials.
         epsilon: The largest acceptable epsilon.
-        level: The interval's probability.
     """
     if not 0 <= epsilon < math.inf:
         raise ValueError(f"`epsilon` must be finite and at least 0, got {epsilon}.")
@@ -84,13 +81,12 @@ def recommended(
             )
     assert config is not None
     mean, std = _predicted_error(surrogates, proposer.known.candidates([config]))
-    z = NormalDist().inv_cdf(0.5 + level / 2)
+    low, high = (float(torch.sigmoid(-mean + z * std)) for z in (-_95_PERCENT, _95_PERCENT))
     return OperatingPoint(
         config=config,
         epsilon=proposer.known.epsilon(config),
         error=float(expected_error(mean, std)),
-        interval=(float(torch.sigmoid(-mean - z * std)), float(torch.sigmoid(-mean + z * std))),
-        level=level,
+        interval=(low, high),
         tried=any(trial.config == config and trial.state == "complete" for trial in trials),
     )
 

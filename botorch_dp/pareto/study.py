@@ -345,14 +345,13 @@ class DPareto:
             expected=partial(expected_values, self._proposer, trials),
         )
 
-    def recommend(self, epsilon: float, *, level: float = 0.95) -> OperatingPoint:
+    def recommend(self, epsilon: float) -> OperatingPoint:
         """The config expected to be most accurate within ``epsilon``, tried or not.
 
         Args:
             epsilon: The largest acceptable epsilon; the recommended config's is exact.
-            level: Probability of the predicted error's interval, under the model.
         """
-        return recommended(self._proposer.exact, self.trials, epsilon, level)
+        return recommended(self._proposer.exact, self.trials, epsilon)
 
     def publication_guarantee(self, data: TestOrTraining = "training") -> Guarantee:
         """What publishing the front (or anything else the study knows) promises.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -173,7 +172,7 @@ class Candidates:
 class KnownObjectives:
     """Exact objectives of configs, with a cache.
 
-    An oracle may fail on a config, which is then not proposed; :attr:`failures` counts it and one
+    An oracle may fail on a config, which is then not proposed; :attr:`failures` has it and one
     warning tells of it, by the type of the error only: its message may quote a record.
 
     Args:
@@ -192,8 +191,8 @@ class KnownObjectives:
             self._oracles[objective.name] = partial(_each, objective.known)
         #: Which column of :attr:`Candidates.known` holds which objective.
         self.columns = {i: k for k, i in enumerate([0] * with_epsilon + list(self._exact))}
-        #: How many configs failed, by oracle and type of the error.
-        self.failures: Counter[str] = Counter()
+        #: What failed: oracles with the types of their errors.
+        self.failures: set[str] = set()
         self._rows: dict[tuple[object, ...], tuple[float, ...]] = {}
         self._tried: dict[tuple[object, ...], float] = {}
 
@@ -250,7 +249,7 @@ class KnownObjectives:
             if self.failures and not told:
                 warnings.warn(
                     "Exact oracles fail on configs under consideration, which are not proposed: "
-                    f"{self.failures_in_words()}. Call them by hand to see what is wrong.",
+                    f"{', '.join(sorted(self.failures))}. Call them by hand to see what is wrong.",
                     stacklevel=3,
                 )
         # Last in, last out: a config that is asked about again moves to the end.
@@ -267,13 +266,8 @@ class KnownObjectives:
             # must not end the study, and one config must not spoil the others.
             if len(configs) > 1:
                 return [self._answers(name, [config])[0] for config in configs]
-            self.failures[f"{name}: {type(error).__name__}"] += 1
+            self.failures.add(f"{name}: {type(error).__name__}")
             return [math.nan]
-
-    def failures_in_words(self) -> str:
-        """Which oracle failed how, and how often."""
-        words = [f"{failure} ({count} times)" for failure, count in sorted(self.failures.items())]
-        return ", ".join(words) or "no call failed"
 
 
 def _each(function: Callable[[Config], float], configs: list[Config]) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from botorch_dp._checks import check_integer, check_positive
+from botorch_dp._checks import check_integer
 from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import Guarantee, sparse_vector_guarantee
 from botorch_dp.space import Config, Integer, Real, SearchSpace
@@ -33,8 +33,6 @@ class SparseVectorUtility:
 
     def __call__(self, config: Config, seed: int) -> float:
         """Mean F1 score; a run without true positives counts as 0."""
-        check_integer("seed", seed, at_least=0)
-        _check_config(config)
         threshold_scale, query_scale = noise_scales(config["noise"], config["max_positives"])
         generator = np.random.default_rng(seed)
         shape = (self.simulations, self.num_queries)
@@ -93,7 +91,6 @@ def sparse_vector(
 
 def sparse_vector_epsilon(config: Config) -> float:
     """``(1 + (2C)^{1/3}) (1 + (2C)^{2/3}) / b``, for sensitivity 1 and the split used here."""
-    _check_config(config)
     root = math.cbrt(2 * config["max_positives"])
     return float((1 + root) * (1 + root**2) / config["noise"])
 
@@ -114,10 +111,3 @@ def f1_score(
     """``2 TP / (2 TP + FP + FN)``, which is 0 without true positives."""
     score: NDArray[np.float64] = 2 * true_positives / (positives + relevant)
     return score
-
-
-def _check_config(config: Config) -> None:
-    if not config.keys() >= {"noise", "max_positives"}:
-        raise ValueError(f"`config` must have noise and max_positives, got {list(config)}.")
-    check_positive("config['noise']", config["noise"])
-    check_integer("config['max_positives']", config["max_positives"])

@@ -41,24 +41,12 @@ class PerturbedModel(Release[nn.Module]):
     it was trained to be published.
 
     Args:
-        delta: Where :attr:`epsilon` is quoted.
         accuracy: Share of test records classified correctly. Sensitive.
     """
 
-    delta: float
     accuracy: float
 
     __repr__ = object.__repr__
-
-    @property
-    def model(self) -> nn.Module:
-        """The released value."""
-        return self.value
-
-    @property
-    def epsilon(self) -> float:
-        """The cost at ``delta``, had the noise been real."""
-        return self.guarantee.nominal.epsilon(self.delta)
 
 
 class OutputPerturbedLogisticRegression:
@@ -262,9 +250,7 @@ class OutputPerturbedLogisticRegression:
         model.requires_grad_(False).eval()
         outputs = model(self.scaled(self._data.test_X).to(weights.dtype))
         score = accuracy(outputs, self._data.test_Y)
-        return PerturbedModel(
-            model, guarantee, digest=digest_of(model), delta=self.delta, accuracy=score
-        )
+        return PerturbedModel(model, guarantee, digest=digest_of(model), accuracy=score)
 
 
 def _real(X: Tensor) -> torch.dtype:

@@ -291,14 +291,15 @@ class PrivateSelection:
         check_choice("scored_on", scored_on, ("sensitive", "public", "training"))
         self.scored_on: ScoredOn = scored_on
         self.num_scored = _checked_scored(scored_on, num_scored)
+        if not isinstance(space, SearchSpace | Mapping):
+            raise TypeError("`space` must be a SearchSpace or a single configuration.")
         self.space = space if isinstance(space, SearchSpace) else None
-        names = [*space.parameters] if isinstance(space, SearchSpace) else [*space]
-        if _NOISE in names:
-            raise ValueError(f"`space` must not hold {_NOISE!r}: it follows from the budget.")
         #: In the middle of the space, or the only one. It is named if nothing comes out.
         self.typical_config: Config = (
             space.middle() if isinstance(space, SearchSpace) else dict(space)
         )
+        if _NOISE in self.typical_config:
+            raise ValueError(f"`space` must not hold {_NOISE!r}: it follows from the budget.")
         if unsafe_seed is not None:
             unsafe_seed = check_integer("unsafe_seed", unsafe_seed, at_least=0)
         self.unsafe_seed = unsafe_seed

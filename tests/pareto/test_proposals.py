@@ -242,7 +242,7 @@ class TestBest:
 
     def test_nothing_is_possible(self) -> None:
         problem = toy.problem(privacy=lambda config: math.nan)
-        failures = r"privacy: InvalidEpsilonError \(\d+ times\)"
+        failures = "privacy: InvalidEpsilonError"
         with (
             pytest.warns(UserWarning, match=failures),
             pytest.raises(StudyError, match=rf"for all candidates \({failures}\)"),

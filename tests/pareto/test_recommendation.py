@@ -23,7 +23,7 @@ class TestRecommended:
 
     @pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0])
     def test_close_to_the_best_within_epsilon(self, epsilon: float) -> None:
-        point = recommended(proposer(self.problem), self.trials, epsilon, 0.95)
+        point = recommended(proposer(self.problem), self.trials, epsilon)
         assert point.epsilon == self.problem.epsilon(point.config) <= epsilon
         # Noise just large enough, for each number of epochs: the best there is.
         best = min(
@@ -36,40 +36,33 @@ class TestRecommended:
         assert abs(point.error - toy.expected_error(point.config)) < 0.08
 
     def test_it_may_be_a_config_never_tried(self) -> None:
-        point = recommended(proposer(self.problem), self.trials, 1.0, 0.95)
+        point = recommended(proposer(self.problem), self.trials, 1.0)
         assert not point.tried
         assert all(trial.config != point.config for trial in self.trials)
 
-    def test_a_higher_level_is_a_wider_interval(self) -> None:
-        narrow, wide = (
-            recommended(proposer(self.problem), self.trials, 1.0, level) for level in (0.5, 0.99)
-        )
-        assert narrow.config == wide.config
-        assert wide.interval[0] < narrow.interval[0] < narrow.interval[1] < wide.interval[1]
-
     def test_out_of_reach_names_the_smallest(self) -> None:
         with pytest.raises(ValueError, match=r"smallest epsilon found in the space is 0\.1"):
-            recommended(proposer(self.problem), self.trials, 0.05, 0.95)
+            recommended(proposer(self.problem), self.trials, 0.05)
 
     def test_a_corner_of_the_space_is_reached(self) -> None:
         """Only noise above 9.6 is private enough: a twentieth of a percent of the draws."""
-        point = recommended(proposer(self.problem), self.trials, 0.104, 0.95)
+        point = recommended(proposer(self.problem), self.trials, 0.104)
         assert point.epsilon <= 0.104 and point.config["epochs"] == 1
 
     @pytest.mark.parametrize("epsilon", [-1.0, math.nan, math.inf])
     def test_wrong_epsilon(self, epsilon: float) -> None:
         with pytest.raises(ValueError, match="`epsilon` must be"):
-            recommended(proposer(self.problem), self.trials, epsilon, 0.95)
+            recommended(proposer(self.problem), self.trials, epsilon)
 
     def test_nothing_finished(self) -> None:
         with pytest.raises(StudyError, match="no config to recommend"):
-            recommended(proposer(self.problem), [], 1.0, 0.95)
+            recommended(proposer(self.problem), [], 1.0)
 
     def test_bounds_larger_than_epsilon_never_admit_too_much(self) -> None:
         problem = toy.problem(
             batched=Batched(epsilons=lambda cs: [1.01 * toy.epsilon(c) for c in cs])
         )
-        point = recommended(proposer(problem), self.trials, 1.0, 0.95)
+        point = recommended(proposer(problem), self.trials, 1.0)
         assert point.epsilon == toy.epsilon(point.config) <= 1 / 1.01
 
     def test_epsilon_with_steps(self) -> None:
@@ -92,14 +85,14 @@ class TestRecommended:
             )
             for i, t in enumerate(self.trials[:10])
         ]
-        point = recommended(proposer(problem), trials, 0.5, 0.95)
+        point = recommended(proposer(problem), trials, 0.5)
         assert point.epsilon <= 0.5
         assert point.config["x"] == pytest.approx(2.0, abs=0.1)
 
 
 def test_printed_point_says_what_it_is() -> None:
     problem = toy.problem()
-    point = recommended(proposer(problem), complete_trials(problem, 12), 1.0, 0.9)
-    assert "sensitive" in str(point) and "90% interval" in str(point)
+    point = recommended(proposer(problem), complete_trials(problem, 12), 1.0)
+    assert "sensitive" in str(point) and "95% interval" in str(point)
     assert "exact" in str(point) and "never tried" in str(point)
     assert "error" not in repr(point)

@@ -62,8 +62,8 @@ def test_weights_that_were_changed_since_get_no_receipt() -> None:
     trained = OutputPerturbedLogisticRegression(data(n=60)).fit(
         regularization=0.1, noise_std=0.5, publish=True
     )
-    assert trained.receipt().verify(artifact=trained.model).passes
-    trained.model.weight.data[0, 0] += 1.0
+    assert trained.receipt().verify(artifact=trained.value).passes
+    trained.value.weight.data[0, 0] += 1.0
     with pytest.raises(PrivacyError, match="model was changed since"):
         trained.receipt()
 
@@ -119,16 +119,16 @@ def test_many_models_at_once_equal_one_by_one() -> None:
     together = trainer.replicates(seeds, **settings)
     for seed, model in zip(seeds, together, strict=True):
         alone = trainer.fit(**settings, seed=seed)
-        torch.testing.assert_close(model.model.weight, alone.model.weight, rtol=1e-12, atol=0)
+        torch.testing.assert_close(model.value.weight, alone.value.weight, rtol=1e-12, atol=0)
         assert model.guarantee.status == "none"
-        assert model.epsilon == trainer.epsilon(**settings)
-    assert not torch.equal(together[0].model.weight, together[2].model.weight)
+        assert model.guarantee.nominal.epsilon(1e-6) == trainer.epsilon(**settings)
+    assert not torch.equal(together[0].value.weight, together[2].value.weight)
 
 
 def test_noise_has_the_stated_spread() -> None:
     trainer = OutputPerturbedLogisticRegression(data(n=5, d=3), epochs=1)
     draws = trainer.replicates(range(2000), regularization=1.0, noise_std=7.0)
-    W = torch.cat([model.model.weight for model in draws])
+    W = torch.cat([model.value.weight for model in draws])
     # Chi-square with about 6000 degrees of freedom, at a false-alarm rate of 1e-6.
     assert W.var().item() == pytest.approx(49.0, rel=5 * math.sqrt(2 / 6000))
 
@@ -138,8 +138,8 @@ def test_published_models_have_the_operating_systems_noise() -> None:
     first = trainer.fit(regularization=1.0, noise_std=0.5, seed=1, publish=True)
     second = trainer.fit(regularization=1.0, noise_std=0.5, seed=1, publish=True)
     assert first.guarantee.status == "proven"
-    assert not torch.equal(first.model.weight, second.model.weight)
-    assert first.model.weight.dtype == torch.double
+    assert not torch.equal(first.value.weight, second.value.weight)
+    assert first.value.weight.dtype == torch.double
     assert "0." not in repr(first).replace(str(first.guarantee), "")
 
 
@@ -157,7 +157,7 @@ def test_the_ledger_is_charged_before_a_record_is_read() -> None:
     assert Watched.reads
     assert balance_of(ledger).mu_spent == pytest.approx(mu)
     again = trainer.fit(**settings, publish=True, ledger=ledger, key="the model")
-    assert torch.equal(first.model.weight, again.model.weight)
+    assert torch.equal(first.value.weight, again.value.weight)
     assert len(ledger.entries()) == 1
     with pytest.raises(PrivacyError, match="the model"):
         trainer.fit(**settings, seed=3, publish=True, ledger=ledger, key="the model")

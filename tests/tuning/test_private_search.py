@@ -22,7 +22,7 @@ from botorch_dp.privacy import (
 from botorch_dp.space import Choice, Integer, Real, SearchSpace
 from botorch_dp.tuning import PrivateSearch
 from botorch_dp.tuning.routes import base, descent, slope
-from botorch_dp.tuning.routes.base import split_squares, split_sum
+from botorch_dp.tuning.routes.base import split
 from botorch_dp.tuning.routes.descent import GradientModel, gradient_gram
 from botorch_dp.tuning.routes.selection import SelectionRoute
 
@@ -91,8 +91,8 @@ def test_parts_of_a_descent_add_up_to_the_budget_and_no_more(epsilon, space, rel
 @pytest.mark.parametrize("total", [0.1, 1 / 3, 1.0, 7.3])
 def test_splits_never_exceed_the_total(total):
     weights = {"selection": 0.1, "clip norm": 0.02, "score": 0.3, "gradients": 0.58}
-    assert sum(map(Fraction, split_sum(total, weights).values())) <= Fraction(total)
-    squares = sum(Fraction(share) ** 2 for share in split_squares(total, weights).values())
+    assert sum(map(Fraction, split(total, weights).values())) <= Fraction(total)
+    squares = sum(Fraction(share) ** 2 for share in split(total, weights, power=2).values())
     assert squares <= Fraction(total) ** 2
 
 

@@ -347,21 +347,13 @@ class SlopedRoute(Route):
 # --- Splitting a budget. ---
 
 
-def split_sum(total: float, weights: dict[Part, float]) -> dict[Part, float]:
-    """Parts in proportion to the weights whose exact sum is at most ``total``."""
+def split(total: float, weights: dict[Part, float], power: int = 1) -> dict[Part, float]:
+    """Parts whose powers (1 or 2) have these weights, and an exact sum of at most the total's."""
     whole = sum(weights.values())
-    return _within(total, {part: total * weight / whole for part, weight in weights.items()}, 1)
-
-
-def split_squares(total: float, weights: dict[Part, float]) -> dict[Part, float]:
-    """Parts whose squares are in proportion to the weights and add up to at most ``total^2``."""
-    whole = sum(weights.values())
-    roots = {part: total * math.sqrt(weight / whole) for part, weight in weights.items()}
-    return _within(total, roots, 2)
-
-
-def _within(total: float, shares: dict[Part, float], power: int) -> dict[Part, float]:
-    """The largest share so much smaller that the powers' exact sum is at most the total's."""
+    shares = {
+        part: total * weight / whole if power == 1 else total * math.sqrt(weight / whole)
+        for part, weight in weights.items()
+    }
     largest = max(shares, key=lambda part: shares[part])
     while sum(Fraction(share) ** power for share in shares.values()) > Fraction(total) ** power:
         shares[largest] = math.nextafter(shares[largest], 0.0)

@@ -24,7 +24,7 @@ from botorch_dp.models.kernels import Matern52Derivatives
 from botorch_dp.privacy import pure_dp_epsilon
 from botorch_dp.privacy.rounding import sqrt_below
 from botorch_dp.space import Config
-from botorch_dp.tuning.routes.base import Part, Releases, SearchPlan, SlopedRoute, split_squares
+from botorch_dp.tuning.routes.base import Part, Releases, SearchPlan, SlopedRoute, split
 
 #: More steps than this only divide the budget further; evaluations left over widen each stencil.
 _MOST_STEPS = 25
@@ -79,7 +79,7 @@ class DescentRoute(SlopedRoute):
         if self.release_score:
             weights["score"] = _SCORE_SHARE
         weights["gradients"] = 1 - sum(weights.values())
-        shares = split_squares(self.settings.mu, weights)
+        shares = split(self.settings.mu, weights, power=2)
         steps = min(_MOST_STEPS, left // (dim + 1))
         size = min(left // steps, 4 * (dim + 1))
         ratio = self._noise_to_clip(shares["gradients"], steps)

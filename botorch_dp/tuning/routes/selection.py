@@ -12,7 +12,7 @@ from botorch_dp.tuning.routes.base import (
     Releases,
     Route,
     SearchPlan,
-    split_sum,
+    split,
 )
 
 
@@ -40,7 +40,7 @@ class SelectionRoute(Route):
         weights: dict[Part, float] = {"selection": 1.0}
         if self.release_score:
             weights = {"selection": 1 - PURE_SCORE_SHARE, "score": PURE_SCORE_SHARE}
-        shares = split_sum(self.settings.budget.epsilon, weights)
+        shares = split(self.settings.budget.epsilon, weights)
         count = len(self.candidates)
         tail = 2 * self.settings.one_record / shares["selection"] * math.log(count / 0.05)
         return self.planned(

@@ -36,7 +36,7 @@ from botorch_dp.tuning.routes.base import (
     Releases,
     SearchPlan,
     SlopedRoute,
-    split_sum,
+    split,
 )
 
 #: The part of epsilon that chooses categories.
@@ -75,7 +75,7 @@ class SlopeRoute(SlopedRoute):
         if self.release_score:
             weights["score"] = PURE_SCORE_SHARE
         weights["slope"] = 1 - sum(weights.values())
-        shares = split_sum(self.settings.budget.epsilon, weights)
+        shares = split(self.settings.budget.epsilon, weights)
         wanted = round(n * shares["slope"] / (_PER_SLOPE * dim))
         slopes = max(1, min(_MOST_SLOPES, wanted, left // (_STENCILS * (dim + 1))))
         size = left // slopes
