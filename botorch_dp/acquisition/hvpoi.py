@@ -74,14 +74,13 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
         num_objectives = len(own_ref_point)
         like_front: dict[str, Any] = {"dtype": own_ref_point.dtype, "device": own_ref_point.device}
         ref_point = torch.as_tensor(ref_point, **like_front)
-        if not ref_point.isfinite().all():
-            raise ValueError(f"`ref_point` must be finite, got {ref_point.tolist()}.")
-        if ref_point.shape != own_ref_point.shape or not torch.allclose(
-            ref_point, own_ref_point, rtol=1e-6, atol=0.0
+        if ref_point.shape != own_ref_point.shape or not (
+            ref_point.isfinite().all()
+            and torch.allclose(ref_point, own_ref_point, rtol=1e-6, atol=0.0)
         ):
             raise ValueError(
-                "`ref_point` must be the reference point that `partitioning` was built with, "
-                f"{own_ref_point.tolist()}, got {ref_point.tolist()}."
+                "`ref_point` must be finite, and the reference point that `partitioning` was built "
+                f"with, {own_ref_point.tolist()}; got {ref_point.tolist()}."
             )
         if partitioning.get_hypercell_bounds() is None:
             raise ValueError(
@@ -91,25 +90,17 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
         weights = torch.as_tensor(
             [1.0] * num_objectives if weights is None else weights, **like_front
         )
-        if weights.shape != own_ref_point.shape:
+        if weights.shape != own_ref_point.shape or not (weights.isfinite() & (weights != 0)).all():
             raise ValueError(
-                f"`weights` must hold one number for each of the {num_objectives} objectives, "
-                f"got shape {tuple(weights.shape)}."
+                f"`weights` must be one number for each of the {num_objectives} objectives, finite "
+                f"and not zero, got {weights.tolist()}; to leave out an output of the model, name "
+                "the others in `outcomes`."
             )
-        if not weights.isfinite().all() or (weights == 0).any():
+        used = model.num_outputs if outcomes is None else len(outcomes)
+        if used != num_objectives and (outcomes is not None or posterior_transform is None):
             raise ValueError(
-                f"`weights` must be finite and not zero, got {weights.tolist()}; to leave out an "
-                "output of the model, name the others in `outcomes`."
-            )
-        if outcomes is not None and len(outcomes) != num_objectives:
-            raise ValueError(
-                f"`outcomes` must name one model output for each of the {num_objectives} "
-                f"objectives, got {list(outcomes)}."
-            )
-        if outcomes is None and posterior_transform is None and model.num_outputs != num_objectives:
-            raise ValueError(
-                f"The model has {model.num_outputs} outputs, but `partitioning` has "
-                f"{num_objectives} objectives; name the outputs to use in `outcomes`."
+                f"`outcomes` must name one of the model's {model.num_outputs} outputs for each of "
+                f"the {num_objectives} objectives of `partitioning`, got {outcomes}."
             )
         super().__init__(model=model, posterior_transform=posterior_transform)
         self.region = region

@@ -531,13 +531,13 @@ class TestArguments:
         ("options", "message"),
         [
             ({"region": "everywhere"}, "`region` must be one of"),
-            ({"ref_point": [0.0, 0.1]}, "`ref_point` must be the reference point"),
-            ({"ref_point": [0.0]}, "`ref_point` must be the reference point"),
+            ({"ref_point": [0.0, 0.1]}, "`ref_point` must be finite, and the reference"),
+            ({"ref_point": [0.0]}, "`ref_point` must be finite, and the reference"),
             ({"ref_point": [0.0, math.nan]}, "`ref_point` must be finite"),
-            ({"weights": [1.0]}, "`weights` must hold one number for each of the 2"),
-            ({"weights": [1.0, 0.0]}, "`weights` must be finite and not zero"),
-            ({"weights": [1.0, math.inf]}, "`weights` must be finite and not zero"),
-            ({"outcomes": [0]}, "`outcomes` must name one model output for each of the 2"),
+            ({"weights": [1.0]}, "`weights` must be one number for each of the 2"),
+            ({"weights": [1.0, 0.0]}, "finite and not zero, got"),
+            ({"weights": [1.0, math.inf]}, "finite and not zero, got"),
+            ({"outcomes": [0]}, "`outcomes` must name one of the model's 2 outputs"),
         ],
     )
     @pytest.mark.parametrize("kind", BOTH)
@@ -549,7 +549,7 @@ class TestArguments:
 
     def test_number_of_outputs(self) -> None:
         mean, std, _ = random_problem(3, seed=0)
-        with pytest.raises(ValueError, match=r"3 outputs.*2 objectives.*`outcomes`"):
+        with pytest.raises(ValueError, match=r"`outcomes` .*3 outputs.*2 objectives"):
             evaluate(HypervolumeProbabilityOfImprovement, mean, std, mean[:, :2])
 
     def test_temperature(self) -> None:
