@@ -93,14 +93,7 @@ class GradientTrace(AcquisitionFunction):
     @t_batch_mode_transform()
     @average_over_ensemble_models  # type: ignore[arg-type]
     def forward(self, X: Tensor) -> Tensor:
-        """Evaluate the negative trace.
-
-        Args:
-            X: A ``(b) x q x d``-dim tensor of candidate sets.
-
-        Returns:
-            A ``(b)``-dim tensor, at most 0.
-        """
+        """The negative trace for ``(b) x q x d`` candidate sets: ``(b)``, at most 0."""
         check_tensor("X", X, finite=False)
         if X.dtype is not self.location.dtype:
             raise ValueError(f"`X` is {X.dtype} but the model works in {self.location.dtype}.")
@@ -138,18 +131,7 @@ def gen_gradient_trace_initial_conditions(
 
     To be passed as ``ic_generator``. Half of ``raw_samples`` go to each family, the best
     ``num_restarts`` are returned. With linear constraints, which a stencil knows nothing of,
-    BoTorch's own generator takes over.
-
-    Args:
-        acq_function: The acquisition function to be optimized.
-        bounds: A ``2 x d`` tensor.
-        q: The number of candidates.
-        num_restarts: The number of starting points.
-        raw_samples: The number of stencils to compare.
-        fixed_features: Values of inputs that are not free.
-        options: BoTorch's options; used with constraints only.
-        inequality_constraints: As in ``optimize_acqf``.
-        equality_constraints: As in ``optimize_acqf``.
+    BoTorch's own generator takes over. All arguments are those of ``optimize_acqf``.
 
     Returns:
         A ``num_restarts x q x d`` tensor.

@@ -43,13 +43,7 @@ def construct_inputs_private_ucb(
 ) -> dict[str, Any]:
     """Keyword arguments of :class:`PrivateUpperConfidenceBound`.
 
-    Args:
-        model: The model to search with.
-        schedule: The widths of the confidence bounds (an option of the acquisition function).
-        training_data: The observations so far; they give the step when ``step`` is omitted.
-        step: One more than the number of observations.
-        posterior_transform: Turns a multi-outcome posterior into a single-outcome one.
-        X_pending: Refused unless None: the schedule is for one point at a time.
+    Without ``step`` it is one more than the observations. Pending points are refused.
     """
     if X_pending is not None:
         raise UnsupportedError(
@@ -91,19 +85,12 @@ def construct_inputs_hvpoi(
     the best of many noisy observations are partly luck.
 
     Args:
-        model: The model of all outcomes.
         training_data: The observations so far; they give ``X_baseline`` when it is omitted.
         X_baseline: An ``n x d``-dim tensor of points that may form the front.
-        ref_point: The ``m`` reference values, in the space of the maximized objectives.
         objective: How the objectives follow from the outcomes. Ax names the directions only
             here. Weights and a choice of outcomes are understood, nonlinear objectives are not.
-        weights: One factor for each objective, where ``objective`` does not give them.
-        outcomes: Which outputs are objectives, where ``objective`` does not say it.
         constraints: Refused unless None.
-        posterior_transform: Applied to the posterior before anything else.
-        X_pending: An ``n x d``-dim tensor of points under evaluation.
-        region: Where a draw counts as an improvement.
-        tau_relu: Temperature of the smoothed gain; only the logarithm takes it.
+        tau_relu: Only the logarithm takes it. All others are those of the acquisition functions.
     """
     if constraints is not None:
         raise UnsupportedError(
@@ -160,13 +147,7 @@ def construct_inputs_hvpoi(
 def construct_inputs_gradient_trace(
     model: Model, location: Sequence[float] | Tensor, X_pending: Tensor | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments of :class:`GradientTrace`.
-
-    Args:
-        model: A single-outcome model; its direction does not matter to the trace.
-        location: Where the gradient is wanted (an option of the acquisition function).
-        X_pending: An ``m x d``-dim tensor of points under evaluation.
-    """
+    """Keyword arguments of :class:`GradientTrace`."""
     inputs = exact_gp(model).train_inputs[0]
     return {
         "model": model,

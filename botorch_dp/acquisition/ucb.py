@@ -112,14 +112,7 @@ class PrivateUpperConfidenceBound(AnalyticAcquisitionFunction):
     @t_batch_mode_transform(expected_q=1)
     @average_over_ensemble_models  # type: ignore[arg-type]
     def forward(self, X: Tensor) -> Tensor:
-        r"""Evaluate the upper confidence bound on the candidate set ``X``.
-
-        Args:
-            X: A ``(b1 x ... bk) x 1 x d``-dim tensor of candidates.
-
-        Returns:
-            A ``(b1 x ... bk)``-dim tensor of upper confidence bounds.
-        """
+        """The bounds at ``(b1 x ... bk) x 1 x d`` candidates: ``b1 x ... bk``."""
         check_same_dtype(self.model, X)
         mean, sigma = self._mean_and_sigma(X)  # each (b1 x ... bk) x 1
         assert sigma is not None  # it is computed unless told otherwise

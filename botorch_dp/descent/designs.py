@@ -139,18 +139,10 @@ class Design:
         steps: int = 1,
         previous: float | None = None,
     ) -> Proposal:
-        """Points around the belief's location.
+        """Points within a ``2 x d`` box around the location of what is known of the gradient.
 
-        Args:
-            belief: What is known of the gradient at the location.
-            box: A ``2 x d`` box for the points, or None.
-            step: Which step of the run, counted from 0.
-            steps: Of how many.
-            previous: The radius of the step before, from which a search starts.
-
-        Returns:
-            As many points as the batch has; with a tolerance fewer; none where nothing is left to
-            learn.
+        As many as the batch has; with a tolerance fewer; none where nothing is left to learn. A
+        search for the radius starts from that of the ``previous`` step, counted from 0.
         """
         d = belief.location.shape[0]
         if belief.points.shape[0]:

@@ -40,17 +40,8 @@ _CHOSEN = (
 class DescentSettings:
     """What a run is defined by, the functions and the ledger aside.
 
-    Everything is checked on construction, and an error names the one that cannot be.
-
-    Args:
-        initial: Where to start, a ``d``-vector. Its dtype and device are used throughout.
-        mu: The privacy parameter of the whole run; infinite for no noise.
-        steps: ``T``, fixed in advance, since the noise of each step depends on it.
-        clip_norm: ``B``. May be infinite only with ``mu=inf``.
-        box: The ``2 x d`` box of the inputs, or None.
-        design: Where the losses are asked for, and what is assumed of them.
-        unit: Whom or what one column of the losses is; what rests on the caller is added to it.
-        unsafe_seed: Of simulated noise, or None for real noise.
+    They are those of :class:`~botorch_dp.descent.DPGIBO`. Everything is checked on construction,
+    and an error names the one that cannot be; what rests on the caller is added to the ``unit``.
     """
 
     initial: Tensor

@@ -126,18 +126,12 @@ class GradientStep:
         previous: float | None = None,
         placed: Callable[[Tensor], Tensor] = lambda points: points,
     ) -> GradientStep:
-        """Propose points around a location.
+        """Propose points around a location, given the observations of the steps before.
 
         Args:
-            observations: Of the steps before.
-            location: The present iterate, ``d``.
-            design: Where to ask, and how many answers to keep.
             noise: The variance that the model assumes in each loss.
-            number: Which step it is, counted from 0.
-            steps: Of how many.
-            box: A ``2 x d`` box for the points.
-            previous: The radius of the step before.
             placed: Moves proposed points to where losses can be asked for.
+            number: As for :meth:`Design.propose`, where it is ``step``; likewise what follows.
         """
         size = design.size(len(location))
         before = observations.within(max(0, design.max_points - size))
@@ -232,12 +226,8 @@ class NoisyGradient:
 def read_losses(record_losses: PerRecordLosses, X: Tensor, num_records: int | None) -> Tensor:
     """The losses of all records at the rows of ``X`` (``b x d``), as a ``b x n`` tensor.
 
-    Only the shape and the type are checked: what a single record says must not raise.
-
-    Args:
-        record_losses: The caller's function.
-        X: Where to evaluate it.
-        num_records: The number of records, or None if this is the first time.
+    Only the shape and the type are checked: what a single record says must not raise. The first
+    time ``num_records`` is None.
     """
     return checked_scores(record_losses(X), num_points=X.shape[0], num_records=num_records).to(X)
 

@@ -95,14 +95,7 @@ class Proposer:
     It keeps exact objectives, the space-filling candidates, and the models that it fitted last.
     That saves time and changes no proposal.
 
-    Args:
-        problem: The space and the oracles.
-        seed: The study's.
-        acquisition: This and what follows as for :class:`~botorch_dp.pareto.DPareto`.
-        privacy_model: Where epsilons come from.
-        epsilon_scale: What hypervolume is measured in.
-        candidates: How many are space-filling.
-        grid_levels: Values of each parameter of a grid.
+    All arguments are those of :class:`~botorch_dp.pareto.DPareto`.
     """
 
     problem: PrivacyUtilityProblem

@@ -244,13 +244,7 @@ class Compartments:
     ) -> PrivacyError:
         """Why the budget does not allow a charge, in its own (epsilon, delta).
 
-        Args:
-            budget: Both compartments together.
-            totals: What was charged.
-            cost: What the charge would cost.
-            guarantee: What it would be for.
-            label: The ledger's note of it.
-            made: How many charges were made, in words.
+        The charge would cost this and be for the guarantee; ``made`` says how many were made.
         """
         if cost[2] > 0 and budget.delta == 0:
             return PrivacyError(
