@@ -223,9 +223,6 @@ class TrainingPromise:
             seed for what needs no secrecy only (initial weights). Otherwise the noise follows from
             the seed, the study promises nothing, and it can only say what a repetition with secret
             noise would cost.
-        utility_guarantee: What the *measurement* of one utility promises the test records; None if
-            utilities are computed from them without noise. It rests on the caller, and is printed
-            as a condition: noise for one record protects only if the model sees each record alone.
         trainer: Makes the :class:`~botorch_dp.training.DPTrainer` that publishes models under such
             a promise, for :class:`~botorch_dp.tuning.PrivateFit`.
     """
@@ -234,7 +231,6 @@ class TrainingPromise:
     unit: PrivacyUnit = _TRAINING_RECORD
     guarantee: Callable[[Config], Guarantee] | None = None
     secret_noise: bool = False
-    utility_guarantee: Guarantee | None = None
     trainer: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:

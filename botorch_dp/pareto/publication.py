@@ -13,7 +13,6 @@ from botorch_dp.privacy import (
     ApproximateLoss,
     GaussianLoss,
     Guarantee,
-    PrivacyError,
     PrivacyUnit,
     PureLoss,
     compose,
@@ -27,10 +26,6 @@ TestOrTraining = Literal["training", "test"]
 _FIXED_TOTAL = (
     "the total was fixed as a budget before the first training: configs depend on earlier results, "
     "and a total that does so too is no guarantee [Rogers2016]"
-)
-_MEASURED_ALONE = (
-    "measuring a utility has the guarantee that the problem's promise states for it: a model sees "
-    "each test record alone, in evaluation mode, and none of them makes a measurement fail"
 )
 #: The order at which Rényi divergences are added up. A filter needs one that no result can move;
 #: totals of whole studies are large, and large totals want a small order.
@@ -53,46 +48,21 @@ def publication(
     See :meth:`DPareto.publication_guarantee`.
     """
     promise, trained = problem.stated_promise, check_trained(trials)
-    parts: list[Guarantee] = []
-    if data == "training":
-        for trial in trained:
-            one = problem.training_guarantee(trial.config, trial.epsilon)
-            parts += [one] * trial.num_trainings
-    elif promise.utility_guarantee is not None:
-        one = promise.utility_guarantee
-        one = replace(one, unit=one.unit.given(_MEASURED_ALONE))
-        parts = [one] * sum(trial.num_trainings for trial in trained)
-    else:
+    if data == "test":
         return Guarantee(
             mechanism="front of measured utilities",
             unit=PrivacyUnit("one record of the test data", promise.unit.relation),
             losses=(),
             void="utilities are computed from the test records without noise",
         )
+    parts: list[Guarantee] = []
+    for trial in trained:
+        one = problem.training_guarantee(trial.config, trial.epsilon)
+        parts += [one] * trial.num_trainings
     whole = _filter_composition(parts, promise.delta)
     if promise.secret_noise:
         return whole
     return replace(whole, void=SEEDED if whole.void is None else f"{whole.void}; {SEEDED}")
-
-
-def with_test_records(
-    guarantee: Guarantee, problem: PrivacyUtilityProblem, *, are_public: bool
-) -> Guarantee:
-    """The guarantee of a published front, whose utilities were computed from the test records.
-
-    Raises:
-        PrivacyError: Nothing is promised to the test records, and they are not public.
-    """
-    if problem.stated_promise.utility_guarantee is not None:
-        return guarantee
-    if not are_public:
-        raise PrivacyError(
-            "The utilities were computed from the test records without noise, so the front would "
-            "tell about these. If they are public, say so by `test_records_are_public=True`; "
-            "otherwise let the oracle release noisy utilities, with a `utility_guarantee` in the "
-            "problem's promise."
-        )
-    return replace(guarantee, unit=guarantee.unit.given("the test records are public"))
 
 
 def _filter_composition(parts: Sequence[Guarantee], delta: float) -> Guarantee:
@@ -184,14 +154,11 @@ def caption_of(
             "Do not publish: what its epsilon means is not known, because its neighbouring "
             "relation and delta are not stated."
         )
-    test_records = problem.promise.utility_guarantee is not None
-    return priced_caption(guarantee(), test_records=test_records, charged=charged)
+    return priced_caption(guarantee(), charged=charged)
 
 
-def priced_caption(
-    guarantee: Guarantee, *, test_records: bool = False, charged: bool = False
-) -> str:
-    """The caption under a guarantee; ``test_records``: whether these are promised something too."""
+def priced_caption(guarantee: Guarantee, *, charged: bool = False) -> str:
+    """The caption under a guarantee for the training records."""
     is_seeded = guarantee.void == SEEDED
     priced = replace(guarantee, void=None) if is_seeded else guarantee
     summed = priced.summed
@@ -205,13 +172,16 @@ def priced_caption(
     if guarantee.conditions:
         cost += ", under the conditions that its guarantee lists"
     if is_seeded:
-        rest = "" if test_records else ", and would still leave the test records unprotected"
         return (
             "Do not publish: its trainings used known seeds, so nothing is guaranteed; repeating "
-            f"all of them with secret noise would cost {cost}{rest}."
+            f"all of them with secret noise would cost {cost}, and would still leave the test "
+            "records unprotected."
         )
     if charged:
-        rest = "" if test_records else " if the test records are public"
-        return f"May be published{rest}: its price, {cost}, was charged beforehand."
-    rest = "" if test_records else ", and leaves the test records unprotected"
-    return f"Sensitive: publishing this front costs {cost}{rest}."
+        return (
+            f"May be published if the test records are public: its price, {cost}, was charged "
+            "beforehand."
+        )
+    return (
+        f"Sensitive: publishing this front costs {cost}, and leaves the test records unprotected."
+    )

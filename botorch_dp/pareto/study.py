@@ -57,7 +57,6 @@ from botorch_dp.pareto.publication import (
     caption_of,
     check_trained,
     publication,
-    with_test_records,
 )
 from botorch_dp.pareto.recommendation import OperatingPoint, expected_values, recommended
 from botorch_dp.pareto.storage import StudyFile
@@ -363,8 +362,8 @@ class DPareto:
         guarantee of the ledger: the budget, however much of it was spent.
 
         Args:
-            data: Whose records: those trained on, or those the utility was measured on. The latter
-                have no guarantee unless the problem's promise has a ``utility_guarantee``.
+            data: Whose records: those trained on, or those the utility was measured on, without
+                noise, which nothing is promised to.
 
         Raises:
             StudyError: The problem has no promise, or nothing was trained yet.
@@ -386,8 +385,8 @@ class DPareto:
         Only of a study with a ``budget``.
 
         Args:
-            test_records_are_public: Utilities are computed from the test records. Say so if these
-                are public; otherwise the problem's promise needs a ``utility_guarantee``.
+            test_records_are_public: Utilities are computed from the test records, without noise.
+                Say so if these are public; otherwise nothing can be published.
 
         Returns:
             The front, under the ledger's guarantee for the training records. Its ``caption``
@@ -399,11 +398,15 @@ class DPareto:
                 "charged. Begin one with `budget=PrivacyBudget(epsilon, delta)` and a problem that "
                 "trains with secret noise."
             )
+        if not test_records_are_public:
+            raise PrivacyError(
+                "The utilities were computed from the test records without noise, so the front "
+                "would tell about these. If they are public, say so by "
+                "`test_records_are_public=True`."
+            )
         front = self.front()
-        return Release(
-            front,
-            with_test_records(front.guarantee, self.problem, are_public=test_records_are_public),
-        )
+        unit = front.guarantee.unit.given("the test records are public")
+        return Release(front, replace(front.guarantee, unit=unit))
 
     def table(self) -> dict[str, list[Any]]:
         """Columns of *all* trials: as of a front's table, and how each of them ended. Sensitive."""

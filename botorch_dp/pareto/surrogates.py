@@ -208,14 +208,7 @@ class KnownObjectives:
         """
         stored = [trial for trial in trials if not math.isnan(trial.epsilon)]
         for trial in stored[:: math.ceil(len(stored) / _MOST_CHECKED) or 1]:
-            try:
-                now = self._problem.epsilon(trial.config)
-            except Exception as error:
-                raise StudyError(
-                    f"`privacy` fails with {type(error).__name__} on the config of trial "
-                    f"{trial.number}, whose epsilon was {trial.epsilon:.9g}. Continue the study "
-                    "with the oracle that it began with."
-                ) from error
+            now = self._problem.epsilon(trial.config)
             if not math.isclose(now, trial.epsilon, rel_tol=_SAME_EPSILON):
                 raise StudyError(
                     f"`privacy` is not the oracle that this study began with: the epsilon of trial "

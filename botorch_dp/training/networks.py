@@ -126,11 +126,6 @@ def cross_entropy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
             f"`targets` must be one class for each row of `outputs`, got {tuple(targets.shape)} "
             f"for {tuple(outputs.shape)}."
         )
-    if not outputs.is_floating_point() or targets.dtype != torch.long:
-        raise TypeError(
-            f"`outputs` must be floating-point and `targets` of dtype torch.long, got "
-            f"{outputs.dtype} and {targets.dtype}."
-        )
     return F.cross_entropy(outputs, targets, reduction="none")
 
 

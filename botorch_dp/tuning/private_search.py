@@ -210,15 +210,9 @@ class PrivateSearch:
         self.route = route
         if route != "auto":
             # A score takes an evaluation, and may be asked for later.
-            obstacles = {
-                name: kind(self.settings, True).obstacle() for name, kind in ROUTES.items()
-            }
-            if obstacles[route] is not None:
-                possible = [f'"{name}"' for name, obstacle in obstacles.items() if not obstacle]
-                raise ValueError(
-                    f"`route` = {route!r} cannot be taken: {obstacles[route]} "
-                    f"Use {' or '.join(possible)}."
-                )
+            obstacle = ROUTES[route](self.settings, True).obstacle()
+            if obstacle is not None:
+                raise ValueError(f"`route` = {route!r} cannot be taken: {obstacle}")
 
     def plan(self, *, release_score: bool = False) -> SearchPlan:
         """Route, price, noise and evaluations of :meth:`run`; reads no record."""

@@ -354,26 +354,6 @@ class TestPublishing:
         published = tried.publish(test_records_are_public=True).value
         assert [trial.failure for trial in published.trials] == [""] * 3
 
-    def test_noisy_utilities_may_come_from_sensitive_test_records(self) -> None:
-        one = gaussian_guarantee(sensitivity=1.0, mu=0.1)
-        tried = DPareto(
-            PrivacyUtilityProblem(
-                SPACE,
-                privacy=privacy,
-                utility=Trains(),
-                promise=toy.TrainingPromise(
-                    1e-6, guarantee=guarantee, secret_noise=True, utility_guarantee=one
-                ),
-            ),
-            budget=BUDGET,
-            acquisition="random",
-        )
-        tried.run(4)
-        assert "test records" not in tried.publish().value.caption
-        promised = tried.publication_guarantee("test")
-        assert promised.mu == pytest.approx(0.2)
-        assert "a model sees each test record alone, in evaluation mode" in str(promised)
-
     def test_a_study_without_a_budget(self) -> None:
         tried = study(budget=None)
         tried.run(2)

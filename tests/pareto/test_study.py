@@ -221,7 +221,7 @@ class TestResume:
 
         with pytest.raises(StudyError, match=r"epsilon of trial 3 was .* and is now"):
             study(toy.problem(privacy=optimistic), storage=path)
-        with pytest.raises(StudyError, match="ZeroDivisionError on the config of trial 0"):
+        with pytest.raises(ZeroDivisionError):
             study(toy.problem(privacy=lambda config: 1 / 0), storage=path)
         rounded = toy.problem(privacy=lambda config: toy.epsilon(config) * (1 + 1e-9))
         with study(rounded, storage=path) as again:
