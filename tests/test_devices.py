@@ -291,7 +291,7 @@ def outsourced(kind: type, **how: Any) -> Callable[[], None]:
 
     def run() -> None:
         curator = kind(rows, lambda place: 0.5, epsilon=5.0, delta=1e-5, **how)
-        Modeler(curator.dataset, delta=0.1, refit_every=2).run(lambda place: place / 30, steps=4)
+        Modeler(curator.dataset, delta=0.1).run(lambda place: place / 30, steps=5)
 
     return run
 

@@ -11,7 +11,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from botorch.models.model import Model
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
@@ -156,12 +155,6 @@ def _box_around(box: object, initial: Tensor) -> Tensor:
 
 def check_public_kernel(kernel: Kernel) -> None:
     """Refuse what may have learned from the records, as far as it can be seen."""
-    if isinstance(kernel, Model):
-        raise NotPublicError(
-            f"`kernel` must be a gpytorch Kernel, got the model {type(kernel).__name__}, whose "
-            "hyper-parameters may have been fitted to the records. Pass a kernel with "
-            "hyper-parameters chosen without them."
-        )
     if isinstance(kernel, Kernel) and any(p.grad is not None for p in kernel.parameters()):
         raise NotPublicError(
             f"`kernel` {type(kernel).__name__} has been trained (its parameters hold gradients). "

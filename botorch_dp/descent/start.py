@@ -147,27 +147,20 @@ def public_clip_norm(
     location: Tensor,
     *,
     kernel: Kernel,
-    quantile: float = 0.5,
     design: Design | DesignName = "simplex",
     box: Tensor | None = None,
 ) -> float:
-    """A quantile of the lengths of the records' gradients at a location. **Sensitive.**
+    """The median length of the records' gradients at a location. **Sensitive.**
 
     For public or stand-in data only: the result depends on single records. A clip norm near the
     median suits bounded and convex losses; with heavy-tailed gradients clipping moves the minimum,
-    and several times the median is better.
+    and several times the median is better. Gradients that are not finite do not count.
 
     Args:
         record_losses: The losses of *public* records.
         location: A ``d``-vector, such as the intended start.
         kernel: As for :class:`DPGIBO`; likewise the other arguments.
-        quantile: Which one, between 0 and 1.
-
-    Returns:
-        The quantile over the records whose gradient is finite.
     """
-    if not 0 <= quantile <= 1:
-        raise ValueError(f"`quantile` must lie in [0, 1], got {quantile}.")
     check_tensor("location", location, shape=("d",))
     design = as_design(design)
     box = None if box is None else check_box(box, len(location)).to(location)
@@ -189,4 +182,4 @@ def public_clip_norm(
     finite = norms[torch.isfinite(norms)]
     if len(finite) == 0:
         raise ValueError("`record_losses` has no record with a finite gradient at `location`.")
-    return float(finite.quantile(quantile))
+    return float(finite.quantile(0.5))

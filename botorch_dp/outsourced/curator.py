@@ -138,9 +138,6 @@ class Curator:
         unsafe_seed: Reproducible noise of private answers, for simulations.
     """
 
-    #: The least singular value that a transform asks for; 0 where nothing is ever lifted.
-    singular_floor: float = 0.0
-
     def __init__(
         self,
         evaluate: Callable[[int], float],
@@ -363,6 +360,7 @@ class RandomProjectionCurator(Curator):
         unsafe_seed: int | None = None,
     ) -> None:
         check_rows(X)
+        #: The least singular value that the transform asks for.
         self.singular_floor = singular_floor(
             projection_dim=projection_dim, epsilon=epsilon, delta=delta
         )
@@ -472,11 +470,7 @@ class GaussianNoiseCurator(Curator):
         self.projection: Tensor | None = None
         sensitivity, columns = row_distance, X.shape[1]
         if projection_dim is not None:
-            if not 1 <= check_integer("projection_dim", projection_dim) <= columns:
-                raise ValueError(
-                    f"`projection_dim` must be from 1 to the {columns} columns of `X`, got "
-                    f"{projection_dim}: more columns than the rows have only cost noise."
-                )
+            check_integer("projection_dim", projection_dim, at_most=columns)
             self.projection = public_projection(columns, projection_dim)
             sensitivity = projected_sensitivity(self.projection, row_distance)
             unit = unit.given("the seed of the projection was chosen without the rows")

@@ -41,6 +41,8 @@ from botorch_dp.privacy.runs import Run, fingerprint
 
 #: Fewer answers than this say too little about a length-scale.
 _FEWEST_TO_LEARN_FROM = 4
+#: How many answers lie between two fits of kernel, noise, mean and scale.
+_REFIT_EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,6 @@ class Modeler:
             without.
         delta: Failure probability of the confidence bounds.
         mean: Prior mean of the answers (with ``kernel``).
-        refit_every: How many answers between two fits (without ``kernel``).
 
     Example:
         >>> modeler = Modeler(curator.dataset, kernel=RBFKernel(), noise_std=0.1, delta=0.1)
@@ -84,7 +85,6 @@ class Modeler:
         noise_std: float | None = None,
         delta: float,
         mean: float = 0.0,
-        refit_every: int = 5,
     ) -> None:
         Z = Z.value if isinstance(Z, Release) else Z
         self.Z = check_tensor("Z", Z, shape=("n", "d"))
@@ -97,7 +97,6 @@ class Modeler:
         self._mean = check_finite("mean", mean)
         self._scale = 1.0
         self._fitted = False
-        self._refit_every = check_integer("refit_every", refit_every)
         self.history: list[Answer] = []
         self._open: dict[int, str] = {}  # rows asked for, and the ids of the questions
         if kernel is None:
@@ -266,7 +265,7 @@ class Modeler:
         self.history.append(Answer(index, y))
         enough = len(self.history) >= _FEWEST_TO_LEARN_FROM
         differ = len({answer.y for answer in self.history}) > 1
-        if self.learns and enough and differ and len(self.history) % self._refit_every == 0:
+        if self.learns and enough and differ and len(self.history) % _REFIT_EVERY == 0:
             self._refit()
         elif self.learns and not self._fitted:
             # Until the scale of the answers is known, only where was looked counts.

@@ -125,11 +125,9 @@ def laplace_mechanism(
     )
     scale = laplace_scale(float(sensitivity), float(epsilon), len(values))
     source = noise_source(unsafe_seed)
-
-    def draw() -> NDArray[np.float64]:
-        return source.add_laplace(values, scale)
-
-    noisy = make_release(guarantee, draw, scale, ledger, key, label, unsafe_seed)
+    noisy = make_release(
+        guarantee, lambda: source.add_laplace(values, scale), scale, ledger, key, label, unsafe_seed
+    )
     return Release(rebuild(noisy.value), noisy.guarantee, scale=scale)
 
 
@@ -199,11 +197,15 @@ def gaussian_mechanism(
     assert isinstance(loss, GaussianLoss)
     scale = gaussian_scale(float(sensitivity), loss.mu, len(values))
     source = noise_source(unsafe_seed)
-
-    def draw() -> NDArray[np.float64]:
-        return source.add_gaussian(values, scale)
-
-    noisy = make_release(guarantee, draw, scale, ledger, key, label, unsafe_seed)
+    noisy = make_release(
+        guarantee,
+        lambda: source.add_gaussian(values, scale),
+        scale,
+        ledger,
+        key,
+        label,
+        unsafe_seed,
+    )
     return Release(rebuild(noisy.value), noisy.guarantee, scale=scale)
 
 

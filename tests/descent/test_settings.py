@@ -66,7 +66,7 @@ def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None
 
 def test_kernels_that_may_have_seen_the_records_are_refused() -> None:
     X = torch.rand(5, DIM, dtype=torch.double)
-    with pytest.raises(NotPublicError, match="model"):
+    with pytest.raises(TypeError, match="`kernel`"):
         descent(kernel=SingleTaskGP(X, X[:, :1]))
     trained = kernel()
     trained(X).to_dense().sum().backward()

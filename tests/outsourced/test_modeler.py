@@ -210,7 +210,6 @@ class TestCheckpoint:
         ({"kernel": None}, "`noise_std`"),
         ({"noise_std": -1.0}, "`noise_std`"),
         ({"mean": math.nan}, "`mean`"),
-        ({"refit_every": 0}, "`refit_every`"),
     ],
 )
 def test_wrong_settings(settings, message: str) -> None:
