@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 
 from botorch_dp._checks import check_delta, check_positive
 from botorch_dp.errors import PrivacyError
-from botorch_dp.integrations.opacus_loop import Loop, LoopOptimizer, loader_of
+from botorch_dp.integrations.opacus_loop import Loop, LoopOptimizer, LoopRecords, loader_of
 from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
 from botorch_dp.privacy import (
     Guarantee,
@@ -65,6 +65,9 @@ _NOT_PRINTED = (
     "only the model is covered: losses and accuracies on training records, and gradients before "
     "the noise, are neither published nor shown to anybody who must not see the records"
 )
+#: Options of Opacus that change nothing: noise comes from the operating system, and the price is
+#: computed from the exact distribution of the privacy loss.
+_WITHOUT_EFFECT = ("secure_mode", "accountant", "alphas")
 #: The options of Opacus that have one value here, and why.
 _FIXED: dict[str, tuple[object, str]] = {
     "batch_first": (True, "the first dimension of a batch must count the records"),
@@ -77,16 +80,12 @@ _FIXED: dict[str, tuple[object, str]] = {
     "noise_generator": (None, "use PrivacyEngine(unsafe_seed=...) to tune under a seed"),
     "grad_sample_mode": (
         "hooks",
-        "ghost clipping of Opacus lets one record of some models add 1.77 clipping norms where "
-        "noise is made for one; DPTrainer(..., engine='ghost') has a sound one",
+        "gradients come from Opacus's hooks here. DPTrainer(..., engine='per_record') computes "
+        "them by vmap, for layers without a rule, and engine='ghost' clips without them; ghost "
+        "clipping of Opacus lets one record of some models add 1.77 clipping norms where noise is "
+        "made for one",
     ),
     "wrap_model": (True, "train with the model that make_private returns"),
-    "relation": (
-        NeighboringRelation.REPLACE_ONE,
-        "the price is that of a replaced record. For an added or removed one, use "
-        "DPTrainer(..., relation=), or dp_sgd_epsilon(..., relation=) for the number alone",
-    ),
-    "secure_mode": (True, "without unsafe_seed, noise always comes from the operating system"),
     "rand_on_empty": (False, "an empty batch comes as one row of zeros that does not count"),
 }
 
@@ -102,19 +101,22 @@ class PrivacyEngine(opacus.PrivacyEngine):
 
     With ``unsafe_seed`` everything can be repeated, and nothing is promised: to tune.
 
-    Gradients are clipped in double precision, and one that is not finite counts as zero. One record
-    may be replaced (``REPLACE_ONE``); Opacus's own numbers are for one that is added or removed,
-    and are smaller. A record joins a batch with probability ``batch_size / n``, and an epoch has
-    ``n // batch_size`` batches.
+    Gradients are clipped in double precision, and one that is not finite counts as zero. A record
+    joins a batch with probability ``batch_size / n``, and an epoch has ``n // batch_size`` batches.
 
     Args:
         ledger: Charged with the complete run.
         label: What it is for, in public words; shown in the ledger.
         unsafe_seed: A non-negative integer that fixes batches and noise.
         delta: Where epsilon is stated and charged.
-        like: A public or made-up ``(inputs, target)``, for data sets other than ``TensorDataset``:
-            the form of every record; see :class:`~botorch_dp.training.DPTrainer`.
-        options: Others of Opacus, with the values that they have here.
+        like: A public or made-up record, such as ``(inputs, target)``, for data sets other than
+            ``TensorDataset``: the form of every one; see :class:`~botorch_dp.training.DPTrainer`.
+            With one part alone ``criterion`` is tried on outputs and inputs; of three or more, the
+            last is the target, and the model is tried on the others together.
+        relation: ``NeighboringRelation.REPLACE_ONE``, or ``ADD_OR_REMOVE_ONE``, which Opacus's own
+            numbers are for: these are smaller, and cannot be compared with the others.
+        options: Others of Opacus, with the values that they have here; ``secure_mode``,
+            ``accountant`` and ``alphas`` change nothing.
 
     Example:
         >>> import torch
@@ -143,13 +145,14 @@ class PrivacyEngine(opacus.PrivacyEngine):
         label: str = "",
         unsafe_seed: int | None = None,
         delta: float = DELTA,
-        like: tuple[Any, Any] | None = None,
+        like: Any = None,
+        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
         **options: Any,
     ) -> None:
         _check_options(options)
         check_payment(ledger, unsafe_seed=unsafe_seed)
         self.ledger, self.unsafe_seed, self._like = ledger, unsafe_seed, like
-        self.label = label
+        self.label, self.relation = label, relation
         self.delta = check_delta("delta", delta)
         self._loop: Loop | None = None
 
@@ -168,8 +171,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
         """The engine itself: scripts ask its :meth:`get_epsilon`, here or there."""
         return self
 
-    def get_epsilon(self, delta: float) -> float:
-        """What the steps so far would cost at ``delta``, under ``REPLACE_ONE``."""
+    def get_epsilon(self, delta: float, alphas: Any = None) -> float:
+        """What the steps so far would cost at ``delta``; ``alphas`` of Opacus change nothing."""
         return self.plan.guarantee_after(self.steps).epsilon(delta) if self.steps else 0.0
 
     def make_private(
@@ -218,8 +221,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
         """As :meth:`make_private`, with the least noise for a target epsilon.
 
         Args:
-            target_epsilon: Under ``REPLACE_ONE``. See :meth:`make_private`, also for what is not
-                described here.
+            target_epsilon: Under the engine's ``relation``. See :meth:`make_private`, also for
+                what is not described here.
             target_delta: Where it holds; takes the place of the engine's ``delta``.
         """
         target = {"target_epsilon": target_epsilon}
@@ -328,6 +331,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         plan = make_plan(
             settings,
             num_records=len(records),
+            relation=self.relation,
             optimizer=named.lower() if named.lower() in OPTIMIZERS else named,
             unpublishable=why_unpublishable(records.dataset),
             conditions=(
@@ -359,6 +363,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
         return model, LoopOptimizer(optimizer, loop), loader_of(loop)
 
     def _records(self, data_loader: DataLoader[Any]) -> tuple[DatasetRecords, int]:
+        if isinstance(data_loader.dataset, LoopRecords):  # of an engine before
+            before = data_loader.dataset.loop
+            return copy.copy(before.records), before.plan.batch_size
         if data_loader.batch_size is None or data_loader.collate_fn is not default_collate:
             raise PrivacyError(
                 "`data_loader` must have a `batch_size` and no sampler of batches or `collate_fn` "
@@ -381,15 +388,16 @@ class PrivacyEngine(opacus.PrivacyEngine):
 
 def _check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
+        if name in _WITHOUT_EFFECT:
+            continue
         if name not in _FIXED:
             raise TypeError(
                 f"There is no argument {name!r} here: an Opacus loop is priced, charged and "
-                "trained by Opacus's hooks. DPTrainer has engines, relations and ways of sampling."
+                "trained by Opacus's hooks. DPTrainer has engines and ways of sampling."
             )
         only, reason = _FIXED[name]
         if value != only:
-            stated, given = (getattr(each, "name", repr(each)) for each in (only, value))
-            raise PrivacyError(f"`{name}` must be {stated}, got {given}: {reason}.")
+            raise PrivacyError(f"`{name}` must be {only!r}, got {value!r}: {reason}.")
 
 
 def _check_module(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -432,7 +440,8 @@ class _LoopOracles:
     train: Callable[..., float]
     num_records: int
     delta: float
-    like: tuple[Any, Any] | None
+    like: Any
+    relation: NeighboringRelation
     settings: dict[str, Any]
 
     def plan(self, config: Config) -> TrainingPlan:
@@ -444,6 +453,7 @@ class _LoopOracles:
         return make_plan(
             priced,
             num_records=self.num_records,
+            relation=self.relation,
             conditions=(OpacusEngine.condition, _LOOP, _NOT_PRINTED),
         )
 
@@ -466,12 +476,14 @@ class _LoopOracles:
             [each["epochs"] * (self.num_records // each["batch_size"]) for each in chosen],
             num_records=self.num_records,
             delta=self.delta,
+            relation=self.relation,
         )
         return [float(bound) for bound in bounds]
 
     def utility(self, config: Config, seed: int) -> float:
         """What the loop says, its noise under a seed; refused if it took other steps."""
-        engine = PrivacyEngine(unsafe_seed=seed, delta=self.delta, like=self.like)
+        how: Any = {"delta": self.delta, "like": self.like, "relation": self.relation}
+        engine = PrivacyEngine(unsafe_seed=seed, **how)
         with seeded_torch(seed):
             value = float(self.train(engine, **self.settings, **config))
         plan, taken = self.plan(config), engine.plan
@@ -496,7 +508,8 @@ def opacus_problem(
     *,
     num_records: int,
     delta: float = DELTA,
-    like: tuple[Any, Any] | None = None,
+    like: Any = None,
+    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     replicates: int = 1,
     ref_point: tuple[float, float] = (10.0, 1.0),
     name: str = "an Opacus loop",
@@ -514,6 +527,7 @@ def opacus_problem(
         num_records: Number of training records.
         delta: Where epsilon is stated.
         like: As for :class:`PrivacyEngine`.
+        relation: As there.
         replicates: Trainings whose utilities one trial averages.
         ref_point: The (epsilon, error) that counts as worthless.
         name: How a stored study recognizes the problem.
@@ -527,9 +541,9 @@ def opacus_problem(
     both = sorted(set(space.parameters) & settings.keys())
     if both:
         raise ValueError(f"`space` and the settings both name {both}: leave one of them out.")
-    trainings = _LoopOracles(train, num_records, delta, like, settings)
+    trainings = _LoopOracles(train, num_records, delta, like, relation, settings)
     trainings.plan(space.sample(1, seed=0)[0])  # what is missing or wrong is said here
-    unit = PrivacyUnit("one record of the training data")
+    unit = PrivacyUnit("one record of the training data", relation)
     return PrivacyUtilityProblem(
         space,
         privacy=trainings.epsilon,

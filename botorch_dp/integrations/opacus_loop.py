@@ -23,7 +23,7 @@ from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.training.engines.base import trainable
 from botorch_dp.training.engines.contributions import Gradients, add_clipped
 from botorch_dp.training.engines.opacus import rows_of
-from botorch_dp.training.inputs import Inputs, each_part
+from botorch_dp.training.inputs import each_part
 from botorch_dp.training.plan import TrainingPlan
 from botorch_dp.training.randomness import Randomness
 from botorch_dp.training.records import DatasetRecords
@@ -94,7 +94,7 @@ class Loop:
             total.zero_()
         return list(self._left)
 
-    def hand_out(self, places: list[int]) -> tuple[Inputs, Tensor]:
+    def hand_out(self, places: list[int]) -> Any:
         """The next rows of the batch that was drawn; of an empty one, a row that does not count."""
         if places != self._left[: len(places)] or self._counts is not None:
             raise PrivacyError(
@@ -111,7 +111,7 @@ class Loop:
                 torch.tensor([False], device=Y.device),
             )
         self._counts = usable
-        return X, Y
+        return self.records.joined(X, Y)
 
     def add(self, optimizer: DPOptimizer) -> bool:
         """Clip and add up the gradients of the rows at hand; whether the batch is complete."""
@@ -209,7 +209,7 @@ class Loop:
 
 def loader_of(loop: Loop) -> DataLoader[Any]:
     """A loader of the batches that a loop draws, ``n // batch_size`` in a pass."""
-    return DataLoader(_LoopRecords(loop), batch_sampler=_LoopBatches(loop), collate_fn=_unchanged)
+    return DataLoader(LoopRecords(loop), batch_sampler=_LoopBatches(loop), collate_fn=_unchanged)
 
 
 class _LoopBatches(Sampler[list[int]]):
@@ -226,20 +226,20 @@ class _LoopBatches(Sampler[list[int]]):
             yield self._loop.draw()
 
 
-class _LoopRecords(Dataset[Any]):
-    """The records, a batch or a part of one at a time."""
+class LoopRecords(Dataset[Any]):
+    """The records of a loop, a batch or a part of one at a time."""
 
     def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+        self.loop = loop
 
     def __len__(self) -> int:
-        return len(self._loop.records)
+        return len(self.loop.records)
 
     def __getitem__(self, place: int) -> Any:
         return self.__getitems__([place])
 
-    def __getitems__(self, places: Sequence[int]) -> tuple[Inputs, Tensor]:
-        return self._loop.hand_out(list(places))
+    def __getitems__(self, places: Sequence[int]) -> Any:
+        return self.loop.hand_out(list(places))
 
 
 def _unchanged(batch: Any) -> Any:

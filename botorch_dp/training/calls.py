@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from botorch_dp.training.inputs import Inputs, count, each_part, parts, rows
+from botorch_dp.training.inputs import Inputs, arguments, count, each_part, parts, rows
 from botorch_dp.training.networks import is_correct
 from botorch_dp.training.plain_layers import with_plain_layers
 from botorch_dp.training.records import Records, TrainTest, synthetic_records
@@ -35,7 +35,8 @@ _OF_THE_MACHINE = (OSError, MemoryError)
 
 def call(model: nn.Module, X: Inputs) -> Any:
     """The outputs of a model for a batch."""
-    return outputs_of(model(**X) if isinstance(X, dict) else model(X))
+    args, kwargs = arguments(X)
+    return outputs_of(model(*args, **kwargs))
 
 
 def outputs_of(found: Any) -> Any:
@@ -117,8 +118,7 @@ class SingleCall:
             tensors: What the model has in place of its parameters and buffers, by name; it may
                 write there.
         """
-        one = each_part(lambda part: part.unsqueeze(0), x)
-        given = ((), one) if isinstance(one, dict) else ((one,), None)
+        given = arguments(each_part(lambda part: part.unsqueeze(0), x))
         found: Tensor = outputs_of(
             functional_call(self._model, tuple(map(dict, tensors)), *given, tie_weights=self._tied)
         )

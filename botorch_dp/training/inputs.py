@@ -6,13 +6,20 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-#: One tensor, ``n x ...``; or several by name, which a model takes as keyword arguments.
+#: One tensor, ``n x ...``; or several by name, which a model takes as keyword arguments. Those with
+#: the names ``"0"``, ``"1"``, ... it takes in this order.
 Inputs = Tensor | dict[str, Tensor]
 
 
 def parts(X: Inputs) -> dict[str, Tensor]:
     """The tensors by name; a single tensor has an empty one."""
     return X if isinstance(X, dict) else {"": X}
+
+
+def arguments(X: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """What a model is called with: ``model(*args, **kwargs)``."""
+    named = isinstance(X, dict) and not next(iter(X)).isdigit()
+    return ((), dict(parts(X))) if named else (tuple(parts(X).values()), {})
 
 
 def each_part(function: Callable[[Tensor], Tensor], X: Inputs) -> Inputs:

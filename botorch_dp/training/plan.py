@@ -275,7 +275,7 @@ class TrainingPlan:
         if self.noise_multiplier == 0:
             raise PrivacyError(
                 "`noise_multiplier` is 0, which promises nothing, so the model cannot be published "
-                "as private. Choose a positive one, or publish=False."
+                "as private. Choose a positive one, or train under a seed without publishing."
             )
         least = SMALLEST_PUBLISHED_NOISE * self.relation.sum_sensitivity
         if self.noise_multiplier < least:

@@ -28,6 +28,8 @@ _EVALUATION_BATCH = 4096
 CONVERTED = 2**16
 #: More than rounding may take from the norm of a vector of doubles whose squares vanish.
 _VANISHING = 1e-150
+#: What the target of a record is called.
+_TARGETS = ("labels", "label")
 
 
 def lengths(vectors: Tensor) -> Tensor:
@@ -164,14 +166,14 @@ class DatasetRecords:
 
     Args:
         dataset: Has a length, and gives for a place ``(inputs, target)``, or a mapping with inputs
-            by name and ``labels``.
+            by name and ``labels``, or several inputs and a target; see :func:`split`.
         like: A public or made-up record: names, shapes and types of every one. Other names than
             these are left out.
         num_classes: As for :class:`TrainingRecords`.
     """
 
     def __init__(self, dataset: Any, like: Any, num_classes: int | None = None) -> None:
-        self.dataset, self.num_classes = dataset, num_classes
+        self.dataset, self.num_classes, self._like = dataset, num_classes, like
         x, _ = split(like)
         self._names = list(x) if isinstance(x, Mapping) else None
         self._X, self._Y = self._as_record(like)
@@ -187,6 +189,14 @@ class DatasetRecords:
 
     def form(self) -> tuple[Inputs, Tensor]:
         return each_part(lambda part: part.unsqueeze(0), self._X), self._Y.unsqueeze(0)
+
+    def joined(self, X: Inputs, Y: Tensor) -> Any:
+        """Inputs and targets of a batch, as torch's loader makes one of such records."""
+        if isinstance(self._like, Mapping):
+            return {name: Y if name in _TARGETS else parts(X)[name] for name in self._like}
+        if not isinstance(self._like, tuple | list):
+            return X
+        return [*parts(X).values(), Y][: len(self._like)]
 
     def take(self, places: Tensor, seed: int | None = None) -> tuple[Inputs, Tensor, Tensor]:
         with warnings.catch_warnings(), seeded_everywhere(seed or 0) as reseed:  # of one record
@@ -238,11 +248,15 @@ class DatasetRecords:
 
 
 def split(record: Any) -> tuple[Any, Any]:
-    """Inputs and target of a record that is a pair, or that has ``labels`` among its names."""
+    """Inputs and target of a record.
+
+    A record has ``labels`` among its names, or is a pair, or several inputs and a target; one part
+    alone is its own target, as for an autoencoder.
+    """
     if not isinstance(record, Mapping):
-        x, y = record
-        return x, y
-    target = next(name for name in ("labels", "label") if name in record)
+        *x, y = record if isinstance(record, tuple | list) else (record,)
+        return {str(place): each for place, each in enumerate(x)} if x[1:] else [*x, y][0], y
+    target = next(name for name in _TARGETS if name in record)
     return {name: part for name, part in record.items() if name != target}, record[target]
 
 
@@ -416,12 +430,12 @@ def _origins(dataset: Any) -> np.ndarray:
 
 def _check_like(like: Any) -> None:
     """Raise unless an example is a record whose parts are tensors or numbers."""
-    pair = isinstance(like, tuple | list) and len(like) == 2
-    named = isinstance(like, Mapping) and ("labels" in like or "label" in like)
-    if not pair and not named:
+    several = isinstance(like, tuple | list) and len(like) > 0
+    named = isinstance(like, Mapping) and any(name in like for name in _TARGETS)
+    if not several and not named and not isinstance(like, Tensor):
         raise TypeError(
-            "`like` must be an example (inputs, target), or inputs by name with 'labels' among "
-            f"them; got {type(like).__name__}."
+            "`like` must be an example (inputs, target), a tensor, or inputs by name with "
+            f"'labels' among them; got {type(like).__name__}."
         )
     x, y = split(like)
     for name, part in (*(x.items() if isinstance(x, Mapping) else [("inputs", x)]), ("target", y)):
@@ -501,14 +515,13 @@ def _held_by(value: Any) -> dict[str, Any]:
 _LEAVES = (Tensor, np.ndarray, str, bytes, type, ModuleType, *_GENERATORS)
 
 
-def _form_of_tensors(dataset: Any) -> tuple[Tensor, Tensor] | None:
-    """The form of records that are rows of two tensors, whose types and shapes are public."""
+def _form_of_tensors(dataset: Any) -> tuple[Tensor, ...] | None:
+    """The form of records that are rows of tensors, whose types and shapes are public."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or len(dataset.tensors) != 2:
+    if type(dataset) is not TensorDataset:
         return None
-    X, Y = (tensor.new_zeros(tensor.shape[1:]) for tensor in dataset.tensors)
-    return X, Y
+    return tuple(tensor.new_zeros(tensor.shape[1:]) for tensor in dataset.tensors)
 
 
 def synthetic_records(data: TrainTest, size: int, generator: torch.Generator) -> TrainTest:

@@ -39,6 +39,7 @@ from tests.training.models import CLASSES, HOSTILE, MODELS
 
 X, Y = FLOAT_DATA.train_X, FLOAT_DATA.train_Y
 N = len(X)
+RELATIONS = (NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE)
 DATA = TensorDataset(X, Y)
 HOW: dict[str, Any] = {
     "noise_multiplier": 4.0,
@@ -59,6 +60,7 @@ class Made:
         data: Any = DATA,
         batch_size: int = 6,
         lr: float = 0.1,
+        loader: Any = None,
         **how: Any,
     ) -> None:
         self.engine = PrivacyEngine() if engine is None else engine
@@ -69,7 +71,7 @@ class Made:
             self.model, self.optimizer, self.loader = self.engine.make_private(
                 module=self.module,
                 optimizer=self.inner,
-                data_loader=DataLoader(data, batch_size=batch_size),
+                data_loader=loader or DataLoader(data, batch_size=batch_size),
                 **{**HOW, **how},
             )
 
@@ -510,13 +512,10 @@ def test_a_script_that_is_started_again_pays_again(tmp_path: Path) -> None:
         ),
         ({"epoch": 3}, "no argument 'epoch'"),
         ({"sampling": "poisson"}, r"no argument 'sampling' here.* DPTrainer has engines"),
-        (
-            {"relation": NeighboringRelation.ADD_OR_REMOVE_ONE},
-            r"`relation` must be REPLACE_ONE.* DPTrainer\(.*dp_sgd_epsilon",
-        ),
+        ({"grad_sample_mode": "functorch"}, r"engine='per_record'.* by vmap"),
         ({"max_grad_norm": [1.0, 2.0]}, "max_grad_norm"),
         ({"model": nn.Linear(7, 1)}, "`loss` cannot take"),
-        ({"noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"noise_multiplier": 0.0}, "train under a seed"),
         ({"data": [(torch.zeros(7), 0)] * 9}, "like="),
         ({"model": nn.Sequential(nn.Linear(7, 3), nn.BatchNorm1d(3))}, "GroupNorm"),
         ({"model": opacus.GradSampleModule(nn.Linear(7, 3))}, "pass the model itself"),
@@ -559,12 +558,116 @@ def test_a_model_that_opacus_cannot_train_says_why_and_who_can(layer: nn.Module,
     DPTrainer(lambda: Averaged(layer), cross_entropy_loss, TrainTest(sequences, Y))
 
 
-def test_engines_of_opacus_may_be_asked_for_secret_noise() -> None:
-    assert Made(PrivacyEngine(secure_mode=True)).engine.plan.noise_multiplier == 4.0
-    with pytest.raises(PrivacyError, match="`secure_mode` must be True"):
-        PrivacyEngine(secure_mode=False)
-    with pytest.raises(PrivacyError, match="`relation` must be REPLACE_ONE"):
-        PrivacyEngine(relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+def test_options_that_change_nothing_are_taken() -> None:
+    engine = PrivacyEngine(accountant="rdp", secure_mode=False)
+    made = Made(engine, secure_mode=True, alphas=[2.0]).train(1)
+    usual = Made().train(1).engine.get_epsilon(1e-5)
+    assert engine.accountant.get_epsilon(1e-5, alphas=[2.0]) == usual > 0
+    with pytest.raises(PrivacyError, match="another engine priced it"):
+        engine.save_checkpoint(path="x", module=made.model)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_a_run_is_priced_under_the_relation_that_was_asked_for(
+    relation: NeighboringRelation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, float]] = []
+    real = SystemRandomness.perturb_
+
+    def seen(self: SystemRandomness, total: Tensor, *, std: float, sensitivity: float) -> None:
+        asked.append((std, sensitivity))
+        real(self, total, std=std, sensitivity=sensitivity)
+
+    monkeypatch.setattr(SystemRandomness, "perturb_", seen)
+    ledger = PrivacyLedger(budget=PrivacyBudget(100.0, 1e-4))
+    made = Made(PrivacyEngine(ledger=ledger, relation=relation), epochs=1).train(1)
+    run = {"batch_size": 6, "num_records": N, "steps": N // 6, "delta": 1e-5}
+    price = dp_sgd_epsilon(noise_multiplier=4.0, relation=relation, **run)
+    guarantee = made.engine.guarantee(made.model)
+    assert guarantee.unit.relation is relation and guarantee.epsilon(1e-5) == price
+    assert ledger.entries()[0].guarantee == guarantee
+    assert asked == [(2.0, 0.5 * relation.sum_sensitivity)] * (N // 6)
+    problem = opacus_problem(
+        with_batches, SPACE, num_records=N, batch_size=6, relation=relation
+    )  # fmt: skip
+    config = {"lr": 0.3, "noise_multiplier": 4.0, "epochs": 1}
+    assert problem.epsilon(config) == price and 0 <= problem.oracle(config, 0) <= 1
+
+
+def test_the_loader_of_a_training_is_taken_by_the_next_one() -> None:
+    """A script that trains several times writes over its loader."""
+    first = Made(batch_size=7).train()
+    second = Made(batch_size=7, loader=first.loader).train()
+    assert second.engine.steps == first.engine.steps == second.engine.plan.steps
+    assert second.engine.plan.batch_size == 7 and second.loader is not first.loader
+
+
+class Autoencoder(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(7, 2), nn.Linear(2, 7))
+
+
+class Pair(nn.Module):
+    """Scores two inputs together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(7, 3), nn.Linear(2, 3)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.one(a) + self.other(b)
+
+
+OTHER_RECORDS = {
+    "no target": (TensorDataset(X), Autoencoder, nn.MSELoss(), lambda m, X: (m(X), X), {}),
+    "no tuple": (list(X), Autoencoder, nn.MSELoss(), lambda m, X: (m(X), X), {"like": X[0] * 0}),
+    "several inputs": (
+        TensorDataset(X, X[:, :2], Y), Pair, nn.CrossEntropyLoss(),
+        lambda m, a, b, Y: (m(a, b), Y), {},
+    ),
+    "by name": (
+        [{"a": x, "b": x[:2], "label": y} for x, y in zip(X, Y, strict=True)], Pair,
+        nn.CrossEntropyLoss(), lambda m, **r: (m(r["a"], r["b"]), r["label"]),
+        {"like": {"a": X[0] * 0, "b": X[0, :2] * 0, "label": 0}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OTHER_RECORDS)
+def test_batches_are_what_a_loader_of_torch_makes_of_such_records(kind: str) -> None:
+    data, factory, loss, call, options = OTHER_RECORDS[kind]
+    torch.manual_seed(0)
+    model = factory()
+    plain = copy.deepcopy(model)
+    made = Made(
+        PrivacyEngine(unsafe_seed=0, **options), model=model, data=data, batch_size=N, epochs=1,
+        criterion=loss, noise_multiplier=0.0, max_grad_norm=1e6, lr=1.0,
+    )  # fmt: skip
+    (ours,), (theirs,) = list(made.loader), list(DataLoader(data, batch_size=N))
+    assert type(ours) is type(theirs)
+    for batch, net in ((ours, made.model), (theirs, plain)):
+        args = [batch] if isinstance(batch, Tensor) else batch
+        found = call(net, **batch) if isinstance(batch, dict) else call(net, *args)
+        loss(*found).backward()
+    made.optimizer.step()
+    torch.testing.assert_close(
+        flat(made.model), flat(plain) - torch.cat([p.grad.flatten() for p in plain.parameters()])
+    )
+
+
+def test_a_model_of_records_without_targets_is_published() -> None:
+    made = Made(model=Autoencoder(), data=TensorDataset(X), criterion=nn.MSELoss())
+    for _ in range(2):
+        for (batch,) in made.loader:
+            made.optimizer.zero_grad()
+            nn.functional.mse_loss(made.model(batch), batch).backward()
+            made.optimizer.step()
+    assert made.engine.guarantee(made.model).status == "conditional"
+    with pytest.raises(PrivacyError, match="not the mean"):
+        Made(
+            model=Autoencoder(), data=TensorDataset(X),
+            criterion=lambda outputs, inputs: (outputs - inputs.mean(0)).square().mean(),
+        )  # fmt: skip
 
 
 def test_loaders_and_optimizers_that_do_not_fit_are_refused() -> None:
