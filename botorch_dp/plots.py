@@ -7,7 +7,6 @@ pyplot, so that drawing one changes no global state and needs no display.
 from __future__ import annotations
 
 import io
-import re
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -171,7 +170,7 @@ def _finish(ax: Axes, fronts: Sequence[ParetoFront], notes: Sequence[str] = ()) 
     sentences = list(dict.fromkeys(front.caption for front in fronts))
     if len(sentences) > 1:
         sentences = [f"{front.label}: {front.caption}" for front in fronts]
-    lines = [_wrapped(sentence, _CAPTION_WIDTH) for sentence in (*sentences, *notes)]
+    lines = [textwrap.fill(sentence, _CAPTION_WIDTH) for sentence in (*sentences, *notes)]
     ax.annotate(
         "\n".join(lines),
         xy=(0, 0),
@@ -182,13 +181,6 @@ def _finish(ax: Axes, fronts: Sequence[ParetoFront], notes: Sequence[str] = ()) 
         fontsize=9,
         annotation_clip=False,
     )
-
-
-def _wrapped(text: str, width: int) -> str:
-    """``text`` in lines that break neither inside ``(ε = 1, δ = 1e-6)`` nor inside ``n = 5``."""
-    glued = re.sub(r"\([^()]{1,40}\)", lambda found: found[0].replace(" ", "\0"), text)
-    glued = re.sub(r" ([=<≤]) ", "\0\\1\0", glued)
-    return textwrap.fill(glued, width, break_on_hyphens=False).replace("\0", " ")
 
 
 def _projected(front: ParetoFront) -> NDArray[np.float64]:

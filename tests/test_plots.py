@@ -9,7 +9,6 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from botorch_dp import plots
 from botorch_dp.pareto import DPareto, ParetoFront, Trial
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.plots import plot_front, plot_hypervolume
@@ -168,15 +167,6 @@ def test_captions_are_wrapped_to_the_figure() -> None:
 
 def test_notebooks_show_a_figure_without_pyplot() -> None:
     assert front().plot()._repr_png_().startswith(b"\x89PNG")
-
-
-def test_captions_break_neither_inside_a_pair_nor_beside_an_equals_sign() -> None:
-    sentence = "publishing it costs (ε = 13.8, δ = 1e-06) for one record, n = 5 in all"
-    for width in range(22, 60):
-        lines = plots._wrapped(sentence, width).split("\n")
-        assert " ".join(lines) == sentence
-        assert sum("(ε = 13.8, δ = 1e-06)" in line for line in lines) == 1
-        assert sum("n = 5" in line for line in lines) == 1
 
 
 class TestRecommended:

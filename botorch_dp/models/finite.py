@@ -186,7 +186,7 @@ def closed_form(kernel: Kernel, dims: Tensor, num_dims: int) -> ClosedForm | Non
     its lazy matrices take several times as long as the arithmetic.
 
     Args:
-        kernel: An RBF or a Matern kernel, or a scaling of one; others give None.
+        kernel: An RBF or a Matern-5/2 kernel, or a scaling of one; others give None.
         dims: The coordinates that the kernel is given.
         num_dims: The number ``d`` of coordinates that there are.
     """
@@ -200,8 +200,8 @@ def closed_form(kernel: Kernel, dims: Tensor, num_dims: int) -> ClosedForm | Non
     profile: Any
     if kind is RBFKernel:
         profile, factor = torch.Tensor.exp_, -0.5
-    elif kind is MaternKernel:
-        profile, factor = _MATERN_PROFILES[kernel.nu], 2 * kernel.nu
+    elif kind is MaternKernel and kernel.nu == 2.5:
+        profile, factor = matern_52, 5.0
     else:
         return None
     lengthscales = kernel.lengthscale.detach().reshape(-1)
@@ -218,27 +218,11 @@ def _stationary(squares: Tensor, profile: ClosedForm, weights: Tensor) -> Tensor
     return profile(squares.T @ weights)
 
 
-def _matern_12(s2: Tensor) -> Tensor:
-    """``exp(-s)`` of ``s^2``, in place."""
-    return s2.sqrt_().neg_().exp_()
-
-
-def _matern_32(s2: Tensor) -> Tensor:
-    """``(1 + s) exp(-s)`` of ``s^2``, in place."""
-    s = s2.sqrt_()
-    decay = s.neg().exp_()
-    return s.add_(1.0).mul_(decay)
-
-
 def matern_52(s2: Tensor) -> Tensor:
-    """``(1 + s + s^2 / 3) exp(-s)`` of ``s^2``."""
+    """``(1 + s + s^2 / 3) exp(-s)`` of ``s^2 = 5 r^2``."""
     s = s2.sqrt()
     decay = s.neg().exp_()
     return s.add_(s2, alpha=1 / 3).add_(1.0).mul_(decay)
-
-
-#: By ``nu``, as functions of ``s^2 = 2 nu r^2``.
-_MATERN_PROFILES = {0.5: _matern_12, 1.5: _matern_32, 2.5: matern_52}
 
 
 def max_information_gain(
