@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from botorch_dp._checks import needs_extra
@@ -41,7 +42,7 @@ def plot_front(
     dominated: bool | None = None,
     band: bool | None = None,
     ref_point: Sequence[float] | None = None,
-    recommended: OperatingPoint | Sequence[OperatingPoint] = (),
+    recommended: OperatingPoint | None = None,
 ) -> Figure:
     """Error against epsilon (on a logarithmic axis): one front, or several to compare.
 
@@ -55,7 +56,7 @@ def plot_front(
         band: Whether to shade the span from each trial's best to its worst replicate. By default
             if there is one front with several replicates that is not drawn beside another.
         ref_point: The anti-ideal (epsilon, error) that bounds the shading; the problem's if None.
-        recommended: What ``study.recommend`` returned: stars. Beside them the first front is drawn
+        recommended: What ``study.recommend`` returned: a star. Beside it the first front is drawn
             as the study's models expect it (dotted), and a sentence says why it lies higher.
 
     Returns:
@@ -90,7 +91,9 @@ def plot_front(
         replicates = max(len(trial.utilities) for trial in front.trials)
         if band if band is not None else alone and front.observed is None and replicates > 1:
             _shade_band(ax, front, smallest, ref_epsilon, color)
-    notes = _draw_recommended(ax, fronts[0], recommended, smallest, ref_epsilon)
+    notes = []
+    if recommended is not None:
+        notes = [_draw_recommended(ax, fronts[0], recommended, smallest, ref_epsilon)]
     _log_epsilon(ax)
     problem = fronts[0].problem
     promise = problem.promise
@@ -104,21 +107,18 @@ def plot_front(
     return figure
 
 
-def plot_hypervolume(
-    *fronts: ParetoFront, ax: Axes | None = None, ref_point: Sequence[float] | None = None
-) -> Figure:
+def plot_hypervolume(*fronts: ParetoFront, ax: Axes | None = None) -> Figure:
     """The hypervolume of the trials so far, against their number: how fast each front was found.
 
     Args:
         fronts: At least one; their labels go to the legend.
         ax: Where to draw; a new figure if None.
-        ref_point: The anti-ideal point; the first front's problem's if None.
 
     Returns:
         The figure.
     """
     figure, ax = _axes(ax)
-    reference = fronts[0].problem.full_ref_point if ref_point is None else tuple(ref_point)
+    reference = fronts[0].problem.full_ref_point
     for index, front in enumerate(fronts):
         volumes = front.hypervolume_by_trial(reference).numpy()
         counts = np.arange(1, len(volumes) + 1)
@@ -217,36 +217,26 @@ def _draw_steps(
 
 
 def _draw_recommended(
-    ax: Axes,
-    front: ParetoFront,
-    recommended: OperatingPoint | Sequence[OperatingPoint],
-    smallest: float,
-    until: float,
-) -> list[str]:
-    """Stars, and the front as the models see it; returns what to say about them."""
-    stars = [recommended] if isinstance(recommended, OperatingPoint) else list(recommended)
-    if not stars:
-        return []
-    epsilons = ", ".join(f"{star.epsilon:.3g}" for star in stars)
-    low, high = zip(*(star.interval for star in stars), strict=True)
-    errors = np.array([star.error for star in stars])
+    ax: Axes, front: ParetoFront, star: OperatingPoint, smallest: float, until: float
+) -> str:
+    """A star, and the front as the models see it; returns what to say about them."""
     ax.errorbar(
-        [star.epsilon for star in stars],
-        errors,
-        yerr=np.abs(np.array([low, high]) - errors),
+        star.epsilon,
+        star.error,
+        yerr=[[abs(end - star.error)] for end in star.interval],
         fmt="*",
         color="C1",
         markersize=14,
         markeredgecolor="black",
         capsize=3,
         zorder=9,
-        label=f"recommended, ε = {epsilons}",
+        label=f"recommended, ε = {star.epsilon:.3g}",
     )
     if front.shrunken is None:
-        return [_EXPECTED]
+        return _EXPECTED
     style = {"color": "C1", "linestyle": ":", "label": front.shrunken.label}
     _draw_steps(ax, _projected(front.shrunken), smallest, until, **style)
-    return [_EXPECTED + _LUCKY]
+    return _EXPECTED + _LUCKY
 
 
 def _shade_dominated(
@@ -269,8 +259,14 @@ def _shade_dominated(
 def _shade_band(
     ax: Axes, front: ParetoFront, smallest: float, ref_epsilon: float, color: str
 ) -> None:
-    fronts = front.replicate_fronts()
-    best, worst = fronts["best"].numpy(), fronts["worst"].numpy()
+    best, worst = (
+        non_dominated(
+            torch.tensor(
+                [(t.epsilon, 1 - of(t.utilities)) for t in front.trials], dtype=torch.double
+            )
+        ).numpy()
+        for of in (max, min)
+    )
     until = max(ref_epsilon, best[-1, 0], worst[-1, 0])
     start = max(best[0, 0], worst[0, 0])
     inner = np.concatenate([best[:, 0], worst[:, 0]])

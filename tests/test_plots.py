@@ -130,10 +130,6 @@ class TestHypervolume:
         assert ax.get_xlabel() == "complete trials"
         assert "(epsilon, error) = (10, 1)" in ax.get_ylabel()
 
-    def test_another_reference(self) -> None:
-        ax = axes(plot_hypervolume(front(), ref_point=(3.0, 0.9)))
-        assert "(3, 0.9)" in ax.get_ylabel()
-
 
 def test_drawing_changes_no_global_state() -> None:
     from matplotlib import _pylab_helpers
@@ -200,5 +196,5 @@ class TestRecommended:
         front = study.run(5)
         alone = ParetoFront(front.problem, front.trials, guarantee=front.guarantee)
         assert alone.shrunken is None
-        labels = alone.plot(recommended=[study.recommend(2.0)]).axes[0].get_legend_handles_labels()
+        labels = alone.plot(recommended=study.recommend(2.0)).axes[0].get_legend_handles_labels()
         assert "front, as expected" not in labels[1]

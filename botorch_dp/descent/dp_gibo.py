@@ -1,8 +1,6 @@
 r"""DP-GIBO: private descent along gradients that are inferred from values.
 
-At the present location, DP-GIBO [Sopa2025] asks for the losses of all records at a few points
-around it, infers each record's gradient by a Gaussian process given all losses seen so far
-[Mueller2021], clips it to norm ``B``, and takes a descent step along the noisy mean.
+See [Sopa2025], and [Mueller2021] for the gradients.
 """
 
 from __future__ import annotations
@@ -72,8 +70,10 @@ class _Progress:
 class DPGIBO:
     r"""Minimize the mean loss over records, without gradients and under differential privacy.
 
-    With ``D`` all points so far, ``L`` the losses there (one column for each record),
-    ``a = K^{-1} 1`` and ``W = K^{-1} dk(D, x)``, one step is
+    At the present location it asks for the losses of all records at a few points around it, infers
+    each record's gradient by a Gaussian process given all losses seen so far, clips it to norm
+    ``B``, and takes a descent step along the noisy mean. With ``D`` all points so far, ``L`` the
+    losses there (one column for each record), ``a = K^{-1} 1`` and ``W = K^{-1} dk(D, x)``:
 
     ``G = (W - a (1^T W) / (1^T a))^T L``,
     ``g = (1/n) sum_i clip_B(G_i) + N(0, (2 B sqrt(T) / (n mu))^2 I)``,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -150,22 +149,6 @@ class ParetoFront:
             observed=self,
             _expected=None,
         )
-
-    def replicate_fronts(self) -> dict[str, Tensor]:
-        """Fronts of each point's ``best``, ``mean`` and ``worst`` replicate, each ``k x 2``.
-
-        They show how much of the front is luck. The mean is over replicates, as everywhere else.
-        """
-        pick: dict[str, Callable[[Sequence[float]], float]]
-        pick = {"best": max, "mean": fmean, "worst": min}
-        fronts = {
-            name: [(trial.epsilon, 1 - chosen(trial.utilities)) for trial in self.trials]
-            for name, chosen in pick.items()
-        }
-        return {
-            name: non_dominated(torch.tensor(points, dtype=torch.double, device="cpu"))
-            for name, points in fronts.items()
-        }
 
     def reevaluate(self, replicates: int, **options: Any) -> ParetoFront:
         """Train the configs on the front again, with fresh seeds.

@@ -1,8 +1,5 @@
 """Many secret trainings by anybody's trainer, of which the best one is published.
 
-Whoever tries many configurations on sensitive records and publishes the best model has used the
-records for the choice, too. *Private selection* accounts for that: a secret random number of
-trainings with real noise, of which only the best is seen by anybody.
 :mod:`botorch_dp.privacy.selection` has the proofs, :mod:`.calibration` the noise of each training,
 and :mod:`.trials` makes them. None of them knows how a training works.
 """

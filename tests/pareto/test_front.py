@@ -95,14 +95,6 @@ class TestHypervolume:
             front(FIVE).hypervolume((1.0,))
 
 
-def test_replicate_fronts() -> None:
-    found = front([(1.0, [0.6, 0.7, 0.8]), (2.0, [0.5, 0.75, 0.76])])
-    bands = found.replicate_fronts()
-    assert bands["best"][:, 1].tolist() == pytest.approx([0.6, 0.5])
-    assert bands["worst"][:, 1].tolist() == pytest.approx([0.8, 0.76])
-    assert bands["mean"].tolist() == [pytest.approx(row) for row in found.points.tolist()]
-
-
 class TestTables:
     def test_columns(self) -> None:
         columns = front([(1.0, [0.6, 0.8])]).table()
