@@ -259,13 +259,10 @@ def _shade_dominated(
 def _shade_band(
     ax: Axes, front: ParetoFront, smallest: float, ref_epsilon: float, color: str
 ) -> None:
+    found = ([(t.epsilon, 1 - of(t.utilities)) for t in front.trials] for of in (max, min))
     best, worst = (
-        non_dominated(
-            torch.tensor(
-                [(t.epsilon, 1 - of(t.utilities)) for t in front.trials], dtype=torch.double
-            )
-        ).numpy()
-        for of in (max, min)
+        non_dominated(torch.tensor(points, dtype=torch.double, device="cpu")).numpy()
+        for points in found
     )
     until = max(ref_epsilon, best[-1, 0], worst[-1, 0])
     start = max(best[0, 0], worst[0, 0])
