@@ -60,7 +60,8 @@ POOLS: dict[str, tuple[Real | None, tuple[float, float]]] = {
 }
 #: Studies: options, and which epsilon they see.
 STUDIES: dict[str, tuple[dict[str, Any], int]] = {
-    "DPareto": (METHODS["DPareto"], 0),
+    "DPareto": (METHODS["DPareto"] | {"epsilon_scale": "log"}, 0),
+    "DPareto, linear epsilon": (METHODS["DPareto"], 0),
     "DPareto, the paper's way": (METHODS["DPareto, HVPoI"], 1),
 }
 

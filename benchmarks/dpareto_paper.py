@@ -85,7 +85,7 @@ class Setting:
 
 #: Label -> options of the study.
 METHODS: dict[str, dict[str, Any]] = {
-    "DPareto": {"acquisition": "ehvi", "privacy_model": "exact"},
+    "DPareto": {"acquisition": "ehvi", "privacy_model": "exact", "epsilon_scale": "linear"},
     "DPareto, HVPoI": {"acquisition": "hvpoi", "privacy_model": "gp"},
     "random": {"acquisition": "random"},
     "grid of 3": {"acquisition": "grid", "grid_levels": 3},

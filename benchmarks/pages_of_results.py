@@ -201,9 +201,9 @@ def paid_optuna() -> str:
 def proposals() -> str:
     """Hypervolume that is missing from the exact front, in per cent."""
     names = {
-        "`ehvi`, ε known exactly (default)": ["ehvi"],
-        '`ehvi`, `epsilon_scale="log"`': ["ehvi in log epsilon"],
-        "`ehvi`, ε modelled": ["ehvi, gp epsilon"],
+        "`ehvi` in ln ε, ε known exactly (default)": ["ehvi in log epsilon"],
+        '`ehvi`, `epsilon_scale="linear"`': ["ehvi"],
+        "the same, ε modelled": ["ehvi, gp epsilon"],
         "`hvpoi`, ε modelled (the paper's)": ["hvpoi, gp epsilon (the paper's)"],
         "random, same trials / four times as many": ["random", "random, 4x"],
         "grid, same trials / four times as many": ["grid", "grid, 4x"],

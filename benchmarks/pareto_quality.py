@@ -194,13 +194,16 @@ INITIAL, TRIALS = 16, 80
 
 #: Label -> options of the study and how many times ``TRIALS`` it may train.
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
-    "ehvi": ({"acquisition": "ehvi"}, 1),
+    "ehvi": ({"acquisition": "ehvi", "epsilon_scale": "linear"}, 1),
     "ehvi in log epsilon": ({"acquisition": "ehvi", "epsilon_scale": "log"}, 1),
     "random": ({"acquisition": "random"}, 1),
     "random, 4x": ({"acquisition": "random"}, 4),
     "grid": ({"acquisition": "grid", "grid_levels": 9}, 1),
     "grid, 4x": ({"acquisition": "grid", "grid_levels": 18}, 4),
-    "ehvi, gp epsilon": ({"acquisition": "ehvi", "privacy_model": "gp"}, 1),
+    "ehvi, gp epsilon": (
+        {"acquisition": "ehvi", "privacy_model": "gp", "epsilon_scale": "linear"},
+        1,
+    ),
     "hvpoi, gp epsilon (the paper's)": ({"acquisition": "hvpoi", "privacy_model": "gp"}, 1),
 }
 
@@ -463,7 +466,11 @@ def predictions(known: KnownProblem, seed: int) -> dict[str, float]:
         start = time.process_time()
         with patch.object(surrogates, "_MOST_SEEN", limit):
             fitted = surrogates.Surrogates(
-                problem, shown, [], known=known_objectives, scales=objective_scales(problem)
+                problem,
+                shown,
+                [],
+                known=known_objectives,
+                scales=objective_scales(problem, "linear"),
             )
         means, stds = fitted.predict(known_objectives.candidates([judged[i] for i in near]))
         errors = error_of(means[:, 1], stds[:, 1]) - truth[near]

@@ -389,7 +389,9 @@ def baseline_step(
     model = ModelListGP(*(fitted_gp(X, y, seed=0) for y in Y.split(1, dim=-1)))
     with torch.no_grad():
         means = model.posterior(X).mean
-    ref_point = torch.tensor([s.ref_model for s in objective_scales(problem)], dtype=torch.double)
+    ref_point = torch.tensor(
+        [s.ref_model for s in objective_scales(problem, "linear")], dtype=torch.double
+    )
     acquisition = qLogExpectedHypervolumeImprovement(
         model,
         ref_point=ref_point,
@@ -419,7 +421,7 @@ def own_time(size: int, repeats: int, folder: Path) -> dict[str, Any]:
     for study in studies.values():
         study.run(size, initial=size)
     times: dict[str, list[float]] = {name: [] for name in (*STUDIES, *BASELINES)}
-    scales = objective_scales(problem)
+    scales = objective_scales(problem, "linear")
     for _ in range(repeats + 1):
         for name, study in studies.items():
             start = time.process_time()

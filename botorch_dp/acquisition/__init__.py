@@ -1,6 +1,9 @@
 """BoTorch acquisition functions: they know models, not privacy."""
 
-from botorch_dp.acquisition.gradient_trace import GradientTrace
+from botorch_dp.acquisition.gradient_trace import (
+    GradientTrace,
+    gen_gradient_trace_initial_conditions,
+)
 from botorch_dp.acquisition.hvpoi import (
     HypervolumeProbabilityOfImprovement,
     LogHypervolumeProbabilityOfImprovement,
@@ -14,5 +17,6 @@ __all__ = [
     "LogHypervolumeProbabilityOfImprovement",
     "PrivateUpperConfidenceBound",
     "UCBSchedule",
+    "gen_gradient_trace_initial_conditions",
     "register_with_ax",
 ]

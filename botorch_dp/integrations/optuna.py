@@ -138,7 +138,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         ref_point: The (epsilon, error) that counts as worthless; a problem has its own.
         acquisition: As for :class:`~botorch_dp.pareto.DPareto`: ``"ehvi"``, ``"hvpoi"``,
             ``"log_hvpoi"`` or ``"random"``.
-        epsilon_scale: ``"linear"`` or ``"log"``.
+        epsilon_scale: ``"log"`` or ``"linear"``.
 
     Example:
         >>> sampler = DParetoSampler(space, lambda config: 3.0 / config["noise"])
@@ -159,7 +159,7 @@ class DParetoSampler(optuna.samplers.BaseSampler):
         initial: int = 16,
         ref_point: tuple[float, float] = (10.0, 1.0),
         acquisition: str = "ehvi",
-        epsilon_scale: Any = "linear",
+        epsilon_scale: Any = "log",
     ) -> None:
         known = ("ehvi", "hvpoi", "log_hvpoi", "random")
         check_choice("acquisition", acquisition, known)

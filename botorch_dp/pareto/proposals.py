@@ -103,7 +103,7 @@ class Proposer:
     seed: int
     acquisition: str | AcquisitionFactory = "ehvi"
     privacy_model: PrivacyModel = "exact"
-    epsilon_scale: EpsilonScale = "linear"
+    epsilon_scale: EpsilonScale = "log"
     candidates: int = 2048
     grid_levels: int = 3
 

@@ -87,8 +87,9 @@ class DPareto:
         seed: Fixes the proposals and the trainings' seeds. None draws one (or takes the stored).
         privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
             the trials, for oracles that are too slow for that. [Avent2020] does the latter.
-        epsilon_scale: Whether hypervolume is improved in epsilon or in its logarithm; the latter
-            works out the front at small epsilons. (``hvpoi`` works in logarithms in any case.)
+        epsilon_scale: Whether hypervolume is improved in the logarithm of epsilon, in which fronts
+            are read, or in epsilon itself, which neglects small ones. (``hvpoi`` works in logarithms
+            in any case.)
         candidates: Space-filling candidates for each proposal.
         grid_levels: Values of each parameter, for ``acquisition="grid"``.
         budget: What the trainings may spend, so that all of the study may be published at this
@@ -113,7 +114,7 @@ class DPareto:
         storage: str | os.PathLike[str] | None = None,
         seed: int | None = None,
         privacy_model: PrivacyModel = "exact",
-        epsilon_scale: EpsilonScale = "linear",
+        epsilon_scale: EpsilonScale = "log",
         candidates: int = 2048,
         grid_levels: int = 3,
         budget: PrivacyBudget | PrivacyLedger | None = None,

@@ -80,9 +80,7 @@ class Scale:
     ref_volume: float
 
 
-def objective_scales(
-    problem: PrivacyUtilityProblem, epsilon_scale: EpsilonScale = "linear"
-) -> list[Scale]:
+def objective_scales(problem: PrivacyUtilityProblem, epsilon_scale: EpsilonScale) -> list[Scale]:
     """The scales of epsilon, error and the further objectives, in this order."""
     ref_epsilon, ref_error = problem.ref_point
     smallest = SMALLEST_EPSILON_SHARE * ref_epsilon
