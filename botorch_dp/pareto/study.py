@@ -88,8 +88,8 @@ class DPareto:
         privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
             the trials, for oracles that are too slow for that. [Avent2020] does the latter.
         epsilon_scale: Whether hypervolume is improved in the logarithm of epsilon, in which fronts
-            are read, or in epsilon itself, which neglects small ones. (``hvpoi`` works in logarithms
-            in any case.)
+            are read, or in epsilon itself, which neglects small ones. (``hvpoi`` always works in
+            logarithms.)
         candidates: Space-filling candidates for each proposal.
         grid_levels: Values of each parameter, for ``acquisition="grid"``.
         budget: What the trainings may spend, so that all of the study may be published at this
