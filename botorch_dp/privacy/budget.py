@@ -21,7 +21,6 @@ and so are exact; what leaves them as a float is rounded to the safe side.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -308,22 +307,6 @@ class Compartments:
             left = [rounded_down(each) for each in self.of_mu(mu)]
             largest.append(f"one Gaussian release of at most ε = {left[0]} at δ = {left[1]}")
         return largest
-
-    def shares(self, totals: Totals, costs: Iterable[Cost]) -> list[float]:
-        """The share of the budget that each cost uses; a compartment counts by its epsilon.
-
-        Of summed epsilons and deltas, those count that are nearer to their limit.
-        """
-        whole = self.epsilon + self.gaussian_epsilon
-        summed, gaussian = self.epsilon / whole, self.gaussian_epsilon / whole
-        of, place = self.epsilon, 0
-        if totals.delta * Fraction(self.epsilon) > totals.epsilon * Fraction(self.delta):
-            of, place = self.delta, 1
-        return [
-            (summed * cost[place] / of if summed else 0.0)
-            + (gaussian * (cost[2] / self.mu) ** 2 if gaussian else 0.0)
-            for cost in costs
-        ]
 
     def spent(self, totals: Totals) -> tuple[float, float]:
         """Both compartments' spendings in (epsilon, delta), rounded up."""

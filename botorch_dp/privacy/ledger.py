@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import sqlite3
@@ -85,11 +84,6 @@ class LedgerSnapshot:
     def entries(self) -> list[LedgerEntry]:
         """The charges of the run, oldest first."""
         return list(self.charges)
-
-
-def _thousandths(share: float) -> int:
-    """A share that was spent, rounded up but for what adding floats may be off by."""
-    return min(1000, math.ceil(1000 * share - 1e-6))
 
 
 def charged_nowhere(ledger: LedgerSnapshot | None, guarantee: Guarantee) -> list[str]:
@@ -393,24 +387,18 @@ class PrivacyLedger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def shares(self) -> list[float]:
-        """The share of the budget that each charge used; what is missing to 1 is left."""
-        compartments = self.compartments()
-        costs = [entry.cost for entry in self.entries()]
-        return [] if compartments is None else compartments.shares(self._file.totals(), costs)
-
     def __str__(self) -> str:
-        """What is used and left in a sentence, and a table of the charges and their shares."""
+        """What is spent and left in a sentence, and a table of the charges and their costs."""
         with self._file.snapshot():
-            entries, shares, summary = self.entries(), self.shares(), self.summary()
+            entries, summary = self.entries(), self.summary()
         if not entries:
             return summary
-        table = [("date", "what", "label", "key", "share")]
-        for entry, share in zip(entries, shares, strict=True):
-            key, shown = _OF_A_RUN.sub("", entry.key or ""), f"{rounded_up(100 * share, 3)}%"
-            table.append((entry.date, entry.guarantee.mechanism, entry.label, key, shown))
-        left = f"{(1000 - _thousandths(math.fsum(shares))) / 10:.1f}%"
-        table.append(("", "left", "", "", left))
+        table = [("date", "what", "label", "key", "cost")]
+        for entry in entries:
+            costs = zip(("ε", "δ", "μ"), entry.cost, strict=True)
+            cost = ", ".join(f"{name} = {rounded_up(part)}" for name, part in costs if part > 0)
+            key = _OF_A_RUN.sub("", entry.key or "")
+            table.append((entry.date, entry.guarantee.mechanism, entry.label, key, cost))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = (
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -419,18 +407,18 @@ class PrivacyLedger:
         return "\n".join([summary, "", *lines])
 
     def summary(self) -> str:
-        """What is used, rounded up, and what may still be released, rounded down; one sentence."""
+        """What is spent, rounded up, and what may still be released, rounded down; one sentence."""
         whole = f"the budget {self._budget}"
         with self._file.snapshot():
             totals, compartments = self._file.totals(), self.compartments()
-            if compartments is None or totals.count == 0:
-                return f"Nothing of {whole} is used."
-            used = math.fsum(self.shares())
+        if compartments is None or totals.count == 0:
+            return f"Nothing of {whole} is spent."
         by = f"by {totals.count} {'charge' if totals.count == 1 else 'charges'}"
         still = compartments.largest_left(totals)
         if not still:
-            return f"All of {whole} is used up, {by}."
-        said = f"{_thousandths(used) / 10:.1f}% of {whole} is used, {by}"
+            return f"All of {whole} is spent, {by}."
+        epsilon, delta = map(rounded_up, compartments.spent(totals))
+        said = f"(ε = {epsilon}, δ = {delta}) of {whole} is spent, {by}"
         return f"{said}; you can still make {', or '.join(still)}."
 
     def __deepcopy__(self, memo: object) -> PrivacyLedger:

@@ -31,7 +31,7 @@ from botorch_dp.privacy.losses import (
     PureLoss,
 )
 from botorch_dp.privacy.pld.gaussian import gaussian_epsilon, gaussian_mu
-from botorch_dp.privacy.rounding import sqrt_below
+from botorch_dp.privacy.rounding import rounded_up, sqrt_below
 from tests.privacy.charging import REPLACE, accepts, balance_of, gaussian, guarantee, pure
 from tests.test_refusals import ENTRIES, Records
 
@@ -273,21 +273,24 @@ def test_guarantee_states_the_budget_and_all_conditions() -> None:
         assert "the moon is full" in str(ledger.guarantee)
 
 
-def test_printed_as_a_sentence_and_a_table_of_shares() -> None:
+def test_printed_as_a_sentence_and_a_table_of_costs() -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6, summed=(0.5, 0.0))) as ledger:
         whole = "the budget (ε = 1, δ = 1e-06)"
-        assert str(ledger) == ledger.summary() == f"Nothing of {whole} is used."
+        assert str(ledger) == ledger.summary() == f"Nothing of {whole} is spent."
         ledger.release(pure(0.25), lambda: 1.0, key="week 47", label="best score")
         ledger.charge(gaussian(0.5 * ledger.mu_left()))
-        summary, empty, head, first, second, left = str(ledger).splitlines()
+        summary, empty, head, first, second = str(ledger).splitlines()
+        epsilon, delta = map(rounded_up, ledger.spent())
         assert summary == (
-            f"37.5% of {whole} is used, by 2 charges; you can still make one Laplace release of at "
-            "most ε = 0.25, or one Gaussian release of at most ε = 0.4286 at δ = 1e-06."
+            f"(ε = {epsilon}, δ = {delta}) of {whole} is spent, by 2 charges; you can still make "
+            "one Laplace release of at most ε = 0.25, or one Gaussian release of at most ε = 0.4286 at "
+            "δ = 1e-06."
         )
-        assert not empty and head.split() == ["date", "what", "label", "key", "share"]
-        assert first.split()[1:] == ["test", "mechanism", "best", "score", "week", "47", "25%"]
-        assert second.split()[1:] == ["test", "mechanism", "12.5%"] and left.split()[1] == "62.5%"
-        assert ledger.shares() == pytest.approx([0.25, 0.125])
+        assert not empty and head.split() == ["date", "what", "label", "key", "cost"]
+        assert first.split()[1:] == [
+            *["test", "mechanism", "best", "score", "week", "47", "ε", "=", "0.25"]
+        ]
+        assert second.split()[1:4] == ["test", "mechanism", "μ"]
 
 
 @pytest.mark.parametrize("budget", [PrivacyBudget(0.3), PrivacyBudget(0.3, 1e-6, summed=0)])
@@ -298,9 +301,7 @@ def test_a_budget_of_ten_equal_parts_is_used_up(budget: PrivacyBudget) -> None:
             each = gaussian(sqrt_below(Fraction(ledger.mu_left()) ** 2 / 10))
         for _ in range(10):
             ledger.charge(each, label="a count")
-        *rows, left = (line.split()[-1] for line in str(ledger).splitlines()[3:])
-        assert ledger.summary().endswith(" is used up, by 10 charges.")
-        assert rows == ["10%"] * 10 and left == "0.0%"
+        assert ledger.summary().endswith(" is spent, by 10 charges.")
         assert ledger.remaining()[0] == ledger.mu_left() == 0
         with pytest.raises(BudgetExhausted) as refused:
             ledger.charge(each, label="a count")
@@ -323,11 +324,10 @@ def test_what_the_summary_offers_is_granted_and_no_more(seed: int) -> None:
         if share not in (None, 1):
             ledger.charge(gaussian(0.4 * ledger.mu_left()))
         said = ledger.summary()
-        (used,) = re.findall(r"^([\d.]+)% of", said)
-        exact = math.fsum(ledger.shares())
-        assert exact - 1e-9 <= float(used) / 100 < exact + 1e-3
-        shares = re.findall(r" ([\d.]+)%$", str(ledger), re.MULTILINE)
-        assert math.fsum(map(float, shares)) == pytest.approx(100, abs=0.3)
+        spent = re.match(r"\(ε = (\S+), δ = (\S+)\) of ", said)
+        assert spent is not None
+        pairs = zip(map(float, spent.groups()), ledger.spent(), strict=True)
+        assert all(exact <= shown for shown, exact in pairs)
         said = said.removesuffix(".") + ","
         for level in map(float, re.findall(r"Laplace release of at most ε = (.*?),", said)):
             assert ledger.affords(pure(level)) and not ledger.affords(pure(level * 1.002))
