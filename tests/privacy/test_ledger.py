@@ -283,8 +283,8 @@ def test_printed_as_a_sentence_and_a_table_of_costs() -> None:
         epsilon, delta = map(rounded_up, ledger.spent())
         assert summary == (
             f"(ε = {epsilon}, δ = {delta}) of {whole} is spent, by 2 charges; you can still make "
-            "one Laplace release of at most ε = 0.25, or one Gaussian release of at most ε = 0.4286 at "
-            "δ = 1e-06."
+            "one Laplace release of at most ε = 0.25, or one Gaussian release of at most "
+            "ε = 0.4286 at δ = 1e-06."
         )
         assert not empty and head.split() == ["date", "what", "label", "key", "cost"]
         assert first.split()[1:] == [
