@@ -13,6 +13,7 @@ __version__ = "0.3.0"
 
 if TYPE_CHECKING:  # the same names as below, which a test compares
     from botorch_dp.descent import DPGIBO
+    from botorch_dp.integrations.estimators import PrivateScaler
     from botorch_dp.objectives import PrivateObjective
     from botorch_dp.outsourced import GaussianNoiseCurator, Modeler
     from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # the same names as below, which a test compares
 
 _SUBPACKAGES = {
     "descent": ("DPGIBO",),
+    "integrations.estimators": ("PrivateScaler",),
     "objectives": ("PrivateObjective",),
     "outsourced": ("GaussianNoiseCurator", "Modeler"),
     "pareto": ("DPareto", "PrivacyUtilityProblem"),
@@ -51,6 +53,7 @@ __all__ = [
     "PrivateGPUCB",
     "PrivateMaximum",
     "PrivateObjective",
+    "PrivateScaler",
     "PrivateSearch",
     "PrivateSelection",
     "Real",

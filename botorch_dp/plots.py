@@ -1,4 +1,4 @@
-"""Figures: privacy-utility fronts, and the hypervolume they gain.
+"""Figures: fronts, the hypervolume they gain, and the curves of a private table.
 
 Every figure of a front says below its axes what publishing it costs. Figures are made without
 pyplot, so that drawing one changes no global state and needs no display.
@@ -22,10 +22,14 @@ from botorch_dp.pareto.recommendation import OperatingPoint
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from botorch_dp.integrations.estimators import DPClassifier, DPRegressor
+
     with needs_extra("plots", "A figure"):
         from matplotlib.figure import Figure
 
 _CAPTION_WIDTH = 92
+#: So many curves are drawn unless more are asked for.
+_MOST_CURVES = 16
 _EXPECTED = "The star is what the study's models expect of the recommended configuration."
 _LUCKY = (
     " It may lie above the observed front, whose points are winners and partly lucky; the dotted "
@@ -128,6 +132,49 @@ def plot_hypervolume(*fronts: ParetoFront, ax: Axes | None = None) -> Figure:
     ax.set_xlabel("complete trials")
     ax.set_ylabel(f"hypervolume up to ({names}) = ({values})")
     _finish(ax, fronts)
+    return figure
+
+
+def plot_shapes(model: DPClassifier | DPRegressor, columns: Sequence[Any] = ()) -> Figure:
+    """What a private model of a table learnt of each column: one curve for each.
+
+    The curves are part of the released model, and its guarantee stands below them.
+
+    Args:
+        model: Fitted; additive or linear.
+        columns: Names of the columns to draw; those with the largest curves if empty.
+
+    Returns:
+        The figure.
+
+    Example:
+        >>> plot_shapes(classifier.fit(X, y)).savefig("shapes.png")
+    """
+    curves = model.curves()
+    by_size = sorted(curves, key=lambda name: -float(np.ptp(curves[name][1], axis=0).max()))
+    shown = list(columns) or [name for name in curves if name in by_size[:_MOST_CURVES]]
+    wide = min(4, len(shown))
+    rows = math.ceil(len(shown) / wide)
+    figure, whole = _axes(None, height=1.2 + 1.7 * rows)
+    whole.remove()
+    classes = getattr(model, "classes_", ())
+    for place, name in enumerate(shown):
+        values, parts = curves[name]
+        ax = figure.add_subplot(rows, wide, place + 1, sharey=figure.axes[0] if place else None)
+        if values.dtype.kind == "f":
+            ax.plot(values, parts, label=classes if parts.ndim == 2 else None)
+        else:
+            ax.plot(values.astype(str), parts, "o", label=classes if parts.ndim == 2 else None)
+        ax.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+        ax.set_title(str(name), fontsize=9)
+        ax.tick_params(labelsize=7)
+    if len(classes) > 2:
+        figure.axes[0].legend(fontsize=7)
+    left_out = f" {len(curves) - len(shown)} columns are not shown." if columns == () else ""
+    caption = f"Each column's part of a prediction; 0 is that of a missing value.{left_out} "
+    said, *_ = str(model.guarantee_).split(". This holds on condition")
+    caption += f"{said}, on {len(model.guarantee_.conditions)} conditions that it lists."
+    figure.supxlabel(textwrap.fill(caption, _CAPTION_WIDTH), fontsize=8)
     return figure
 
 

@@ -39,7 +39,12 @@ from torch.utils.data import DataLoader
 from botorch_dp.descent import DPGIBO, private_start
 from botorch_dp.estimator_scores import per_record_scores
 from botorch_dp.groups import Groups
-from botorch_dp.integrations.estimators import DPClassifier, DPRegressor
+from botorch_dp.integrations.estimators import (
+    DPClassifier,
+    DPRegressor,
+    PrivateScaler,
+    _Table,
+)
 from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import PrivacyBudget, Release
@@ -592,17 +597,19 @@ def reaching(estimator: Any) -> Callable[[list[Any]], Any]:
     """The records that an estimator trains on, one column each; and the fit is made to its end."""
 
     def numbers(records: list[Any]) -> Any:
-        real, seen = DPTrainer.on, []
+        kind, seen = type(estimator), []
+        real = kind._trainer
 
-        def on(trainer: DPTrainer, data: TrainTest) -> DPTrainer:
-            seen.append(data)
-            return real(trainer, data)
+        def trainer(self: Any, X: Tensor, Y: Tensor, layout: Any) -> DPTrainer:
+            seen.append((X, Y))
+            return real(self, X, Y, layout)
 
         rows, labels = zip(*records, strict=True)
-        with mock.patch.object(DPTrainer, "on", on):
+        with mock.patch.object(kind, "_trainer", trainer):
             clone(estimator).fit(np.array(rows), np.array(labels))
-        Y = seen[-1].train_Y.double().view(len(records), 1)
-        return torch.cat([seen[-1].train_X.double(), Y], dim=1).T.nan_to_num(77.0).numpy()
+        X, Y = seen[-1]
+        Y = Y.double().view(len(records), 1)
+        return torch.cat([X.double(), Y], dim=1).T.nan_to_num(77.0).numpy()
 
     return numbers
 
@@ -612,6 +619,13 @@ def binned(records: list[Any]) -> Any:
     table = np.array([row for row, _ in records])
     private_ranges(table, mu=1.0, unsafe_seed=0)
     return bin_counts(sorted_columns(table), np.tile([-1e300, -0.5, 0.0, 0.5], (3, 1))).ravel()
+
+
+def tabulated(records: list[Any]) -> Any:
+    """The numbers that a table becomes; and a scaler is fitted to it to its end."""
+    table = np.array([row for row, _ in records])
+    PrivateScaler(unsafe_seed=0).fit(table).transform(table)
+    return _Table(PrivateScaler(), table).numbers().T
 
 
 TRAINED: dict[str, Any] = {"delta": 1e-3, "bounds": (-1.0, 1.0), "epochs": 1, "unsafe_seed": 1}
@@ -653,6 +667,13 @@ SUBJECTS |= {
     },
     "private ranges": Subject(
         (f"{TRAINING}.ranges.private_ranges",), binned, RECORDS, ODD_FLOATS, math.sqrt(6)
+    ),
+    "a private scaler": Subject(
+        tuple(f"botorch_dp.integrations.estimators.{name}" for name in ("PrivateScaler", "_Table")),
+        tabulated,
+        RECORDS,
+        ODD_FLOATS,
+        movable=True,
     ),
     "a private fit's score": Subject(
         (

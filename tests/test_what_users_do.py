@@ -381,7 +381,7 @@ SAID: dict[str, tuple[Any, Any, str | None]] = {
     "an infinity": (np.where(Z == Z[ODD], np.inf, Z), Y, None),
     "a missing class": (Z, np.zeros_like(Y), None),
     "text in a column": (FRAME[["age", "income", "job"]], Y, "numbers"),
-    "dates in a column": (dated(FRAME[["age", "income"]]), Y, "numbers"),
+    "dates in a column": (dated(FRAME[["age", "income"]]), Y, None),
     "rows in lists": (Z.tolist(), Y.tolist(), "array or a data frame"),
     "labels of text": (Z, np.where(Y, "yes", "no"), "`y`"),
 }

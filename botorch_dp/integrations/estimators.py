@@ -1,4 +1,4 @@
-"""Private estimators with scikit-learn's habits: a linear model or a network, trained by DP-SGD.
+"""Private estimators with scikit-learn's habits: from a table to a model, with nothing but epsilon.
 
 Needs the extra ``sklearn``.
 """
@@ -7,58 +7,353 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from botorch_dp._checks import needs_extra, warn_caller
+from botorch_dp._checks import check_choice, needs_extra, warn_caller
 from botorch_dp.privacy import PrivacyLedger, Receipt, Release
 from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.ledger import make_release
 from botorch_dp.training import (
     DPTrainer,
+    Ranges,
     TrainingPlan,
     TrainingSettings,
     TrainTest,
     cross_entropy_loss,
     multilayer_perceptron,
+    private_ranges,
 )
+from botorch_dp.training.ranges import RangesPlan, Shapes, release_ranges
 
 with needs_extra("sklearn", "`botorch_dp.integrations.estimators`"):
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.base import (
+        BaseEstimator,
+        ClassifierMixin,
+        OneToOneFeatureMixin,
+        RegressorMixin,
+        TransformerMixin,
+    )
     from sklearn.frozen import FrozenEstimator
     from sklearn.pipeline import Pipeline
     from sklearn.utils import get_tags
     from sklearn.utils.validation import check_is_fitted, validate_data
 
-#: How far features are from 0 where bounds scale them to between -1 and 1: between those that fill
-#: their bounds evenly (0.58) and those that lie at them (1).
-_FILLED = 0.7
+Array = NDArray[np.float64]
+
 _CHOSEN = (
-    "the bounds of the features and the {stated} were chosen without looking at the records",
+    "whatever is stated of the columns and targets (bounds, labels, types, the categories of a "
+    "type) was chosen without looking at the records",
     "whatever changed the features before (a scaler, an encoding, a selection) was chosen, and "
-    "fitted, without these records",
-    "no single record decides the type of a column",
+    "fitted, without these records, or has a guarantee that is counted beside this one",
 )
 #: Kinds of NumPy's types, and what they are.
 _KINDS = {"biuf": "numbers", "biu": "integers, as `classes` are", "f": "floats, as `classes` are"}
 _KINDS["UO"] = "text, as `classes` are"
-_STATED = {"classes": "labels of the classes", "target_bounds": "bounds of the targets"}
+#: How far columns are from 0 where bounds scale them to between -1 and 1: between those that fill
+#: their bounds evenly (0.58) and those that lie at them (1).
+_FILLED = 0.7
+#: Pieces of a curve, and rows whose features are computed at once.
+_PIECES, _ROWS = 16, 4096
+_PER_DAY = {"D": 1, "h": 24, "m": 1440, "s": 86_400, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
+
+
+# --- Tables: what the types of columns say, which is public. ---
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column as its type describes it; ``categories`` are those of a category's type."""
+
+    name: Any
+    kind: Literal["number", "flag", "date", "category"]
+    type: Any = None
+
+    @property
+    def width(self) -> int:
+        """How many columns of numbers it becomes."""
+        return len(self.type.categories) if self.kind == "category" else 1
+
+    def numbers(self, values: Any) -> Array:
+        """``n x width`` doubles; what is missing is NaN."""
+        if self.kind == "category":
+            codes = values.astype(self.type).cat.codes.to_numpy()
+            return np.where(codes[:, None] < 0, np.nan, codes[:, None] == np.arange(self.width))
+        if self.kind == "date":
+            # Counted in the unit of the type, so that no value is too far away to be converted.
+            unit, step = np.datetime_data(_date_type(values.dtype))
+            ticks = values.to_numpy(dtype=_date_type(values.dtype)).view(np.int64)
+            missing = ticks == np.iinfo(np.int64).min
+            return np.where(missing, np.nan, ticks * (step / _PER_DAY[unit]))[:, None]
+        if isinstance(values, np.ndarray):
+            return values.astype(np.float64)[:, None]
+        return values.to_numpy(dtype=np.float64, na_value=np.nan)[:, None]
+
+
+def _date_type(dtype: Any) -> np.dtype[Any]:
+    """NumPy's type of dates; those of pandas with a time zone are counted in UTC."""
+    return dtype if isinstance(dtype, np.dtype) else np.dtype(f"M8[{dtype.unit}]")
+
+
+def _column(name: Any, dtype: Any) -> _Column:
+    kind = getattr(dtype, "kind", "")
+    if hasattr(dtype, "categories"):
+        return _Column(name, "category", dtype)
+    if kind == "b":
+        return _Column(name, "flag")
+    if kind and kind in "iuf":
+        return _Column(name, "number")
+    if kind and kind in "mM" and np.datetime_data(_date_type(dtype))[0] in _PER_DAY:
+        return _Column(name, "date")
+    raise ValueError(
+        f"`X` must be numbers, dates, truth values or categories, got a column {name!r} of type "
+        f"{dtype}: unknown label type, or Complex data not supported. Its values are not looked "
+        "at. Leave it out, convert it to numbers, or list its categories: "
+        f"X[{name!r}].astype(pd.CategoricalDtype(['a', 'b']))."
+    )
+
+
+def _described(X: Any) -> list[_Column]:
+    """The columns of an array or a data frame, by their types alone."""
+    if not hasattr(X, "dtype") and not hasattr(X, "dtypes"):
+        raise ValueError(
+            f"`X`: X should be a 2d array or a data frame, got {type(X).__name__}. The type of a "
+            "list would be read from its records."
+        )
+    if X.ndim != 2:
+        raise ValueError(f"`X` must be n x d, got {X.shape}. Reshape your data.")
+    if hasattr(X, "dtype"):
+        kind = _column(0, X.dtype)
+        return [replace(kind, name=place) for place in range(X.shape[1])]
+    return [_column(name, dtype) for name, dtype in zip(X.columns, X.dtypes, strict=True)]
+
+
+class _Table:
+    """A table whose types have been checked; :meth:`numbers` reads it.
+
+    Args:
+        estimator: What it is given to.
+        X: An array or a data frame.
+        columns: Those of an earlier fit; None in a fit.
+    """
+
+    def __init__(self, estimator: Any, X: Any, columns: list[_Column] | None = None) -> None:
+        found, is_frame = _described(X), hasattr(X, "columns")
+        how: Any = {"skip_check_array": True}
+        if not is_frame:
+            how = {"dtype": None, "ensure_all_finite": False}
+        validate_data(estimator, X, reset=columns is None, **how)
+        if 0 in X.shape:
+            raise ValueError(f"`X` has shape {X.shape}: 0 sample(s) or 0 feature(s).")
+        self.columns = found if columns is None else columns
+        self.num_records = len(X)
+        self._parts = [X.iloc[:, i] if is_frame else X[:, i] for i in range(len(self.columns))]
+
+    def numbers(self) -> Array:
+        """Doubles, ``n x c``; what is missing is NaN."""
+        pairs = zip(self.columns, self._parts, strict=True)
+        return np.concatenate([column.numbers(part) for column, part in pairs], axis=1)
+
+
+def _stated_bounds(columns: list[_Column], bounds: Any) -> list[tuple[float, float] | None]:
+    """The bounds of each column of numbers, ``c``; None where they are to be found privately.
+
+    Truth values and categories are between 0 and 1.
+    """
+    if isinstance(bounds, str):
+        check_choice("bounds", bounds, ("private",))
+        given: dict[Any, Any] = {}
+    elif isinstance(bounds, Mapping):
+        given = dict(bounds)
+        unknown = [name for name in given if name not in [column.name for column in columns]]
+        if unknown:
+            raise ValueError(f"`bounds` names columns that `X` does not have: {unknown}.")
+    else:
+        low, high = _ends("bounds", bounds, (len(columns),))
+        given = {c.name: pair for c, *pair in zip(columns, low, high, strict=True)}
+    stated: list[tuple[float, float] | None] = []
+    for column in columns:
+        if column.kind in ("flag", "category"):
+            stated += [(0.0, 1.0)] * column.width
+        elif column.name in given:
+            low, high = _ends("bounds", given[column.name], ())
+            stated.append((float(low), float(high)))
+        else:
+            stated.append(None)
+    return stated
+
+
+# --- Estimators. ---
+
+
+class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Scales every column to between -1 and 1 by a range that is found privately.
+
+    ``fit`` is one release: noisy counts of all columns at once, see
+    :func:`~botorch_dp.training.private_ranges`. It takes the place of a scaler that reads the exact
+    range, mean or quantiles, which publishes them. Values beyond a range count as its end, missing
+    ones as the middle.
+
+    Guarantee: (epsilon, delta)-DP for one replaced record, proven, with exact noise. In a pipeline
+    the model behind it has a guarantee of its own, and both hold together:
+    ``compose(pipeline[0].guarantee_, pipeline[-1].guarantee_)``. A ``DPClassifier`` or
+    ``DPRegressor`` needs no scaler: it finds ranges itself, within its own epsilon.
+
+    Args:
+        epsilon: What one fit costs at ``delta``.
+        delta: See ``epsilon``.
+        bounds: ``(low, high)`` of columns whose range is known, by name or place; they cost
+            nothing.
+        unsafe_seed: Simulate with reproducible noise; nothing is promised then.
+
+    Attributes:
+        lower_: The lower ends, released.
+        upper_: The upper ends.
+        guarantee_: What the last fit promises.
+
+    Example:
+        >>> scaler = PrivateScaler(0.5, delta=1e-6)
+        >>> print(scaler.plan(num_records=20_000, num_features=8))
+        Ranges of 8 columns, found with all of the budget: quantiles are off by about 0.11% ...
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float = 1e-5,
+        bounds: Mapping[Any, tuple[float, float]] | None = None,
+        unsafe_seed: int | None = None,
+    ) -> None:
+        self.epsilon, self.delta, self.bounds = epsilon, delta, bounds
+        self.unsafe_seed = unsafe_seed
+
+    def plan(self, num_records: int, num_features: int) -> RangesPlan:
+        """The price of a fit to so many records and columns, and how close it comes."""
+        columns = num_features - len(self.bounds or {})
+        return RangesPlan.within(num_records, columns, self.epsilon, self.delta, 1.0)
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        ledger: PrivacyLedger | None = None,
+        key: str | None = None,
+        label: str = "",
+    ) -> PrivateScaler:
+        """Release the ranges of the columns.
+
+        Args:
+            X: Numbers, dates or truth values, ``n x d``: an array or a data frame.
+            y: Ignored.
+            ledger: Charged before a record is read.
+            key: Names the released ranges in the ledger: asking again replays them, free of charge.
+            label: What it is for, in public words; shown in the ledger.
+        """
+        table = _Table(self, X)
+        stated = _stated_bounds(table.columns, {} if self.bounds is None else self.bounds)
+        found = [place for place, each in enumerate(stated) if each is None]
+        if not found:
+            raise ValueError("The bounds of all columns are stated: there is nothing to find.")
+        plan = RangesPlan.within(table.num_records, len(found), self.epsilon, self.delta, 1.0)
+        release = release_ranges(
+            lambda: table.numbers()[:, found],
+            (table.num_records, len(found)),
+            price=plan.guarantee,
+            ledger=ledger,
+            key=key,
+            label=label,
+            unsafe_seed=self.unsafe_seed,
+            delta=self.delta,
+        )
+        ends = iter(release.value.ends)
+        self._ends = [next(ends) if each is None else each for each in stated]
+        self._columns, self.guarantee_ = table.columns, release.guarantee
+        self.lower_, self.upper_ = (np.array(each) for each in zip(*self._ends, strict=True))
+        return self
+
+    def transform(self, X: Any) -> Array:
+        """Columns between -1 and 1, ``n x d``."""
+        check_is_fitted(self)
+        numbers = torch.from_numpy(_Table(self, X, self._columns).numbers())
+        scaled: Array = Shapes(self._ends)(numbers).numpy()
+        return scaled
+
+    def receipt(self, **facts: Any) -> Receipt:
+        """A document that a stranger can check, of the released ranges.
+
+        Its digest is that of ``[lower_, upper_]``; see :meth:`Receipt.of` for the ``facts``.
+        """
+        check_is_fitted(self)
+        released = torch.from_numpy(np.stack([self.lower_, self.upper_]))
+        return Release(released, self.guarantee_).receipt(**facts)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan, tags.non_deterministic = True, True
+        return tags
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What public numbers and types make of a table: what is stated, what is found, how finely."""
+
+    num_records: int
+    columns: list[_Column]
+    stated: list[tuple[float, float] | None]
+    ranges: RangesPlan | None
+    pieces: int | None
+
+    @property
+    def flags(self) -> list[int]:
+        """Places of the columns that are 1 for a category and 0 for others."""
+        kinds = [column.kind for column in self.columns for _ in range(column.width)]
+        return [place for place, kind in enumerate(kinds) if kind == "category"]
+
+    @property
+    def most_features(self) -> int:
+        """If no two knots coincide."""
+        several = sum(column.kind in ("number", "date") for column in self.columns)
+        return len(self.stated) + several * (self.pieces or 0)
+
+    @property
+    def feature_norm(self) -> float:
+        """The norm of a record's features: of each column 1 at most, and nearly so with pieces."""
+        return (1.0 if self.pieces else _FILLED) * len(self.columns) ** 0.5
+
+    def shapes(self, found: Ranges | None, targets: tuple[float, float]) -> Shapes:
+        """The features, given what was released of the columns that are not stated."""
+        own = iter([] if found is None else found.ends)
+        ends = [next(own) if each is None else each for each in self.stated]
+        if self.pieces is None:
+            return Shapes(ends, None, self.flags, targets)
+        curves = iter(() if found is None or found.knots is None else found.knots)
+        kinds = [column.kind for column in self.columns for _ in range(column.width)]
+        knots = [
+            next(curves)
+            if each is None
+            else np.linspace(*each, 1 + (self.pieces if kind in ("number", "date") else 0))
+            for each, kind in zip(self.stated, kinds, strict=True)
+        ]
+        return Shapes(ends, knots, self.flags, targets)
 
 
 class _PrivateEstimator(BaseEstimator):
-    """A linear model or a network, trained by :class:`DPTrainer` with nothing to choose.
+    """A model of a table, trained by :class:`DPTrainer`, with nothing to choose but epsilon.
 
-    What scikit-learn reads from the data is public here and has no default: the bounds of the
-    features and of the targets, and the labels of the classes. Values beyond the bounds count as
-    the bounds; a record with a value that is not finite, or with another label, counts as none.
-    Arrays of a wrong type are refused by their type, and nothing is refused for a value.
+    What scikit-learn reads from the data is either found privately here, within the same epsilon
+    (the ranges of columns and targets), or public (labels, types). Values beyond a range count as
+    its end, missing ones as the middle; a record with a target that is not finite, or with another
+    label, counts as none. Columns of a wrong type are refused by their type, and nothing is refused
+    for a value.
 
     Each ``fit`` is a release of its own: it draws new noise and is charged to the ledger that is
     passed to ``fit`` (in a pipeline ``fit(X, y, dpclassifier__ledger=ledger)``). A ledger is no
@@ -68,68 +363,110 @@ class _PrivateEstimator(BaseEstimator):
     epsilon: float
     delta: float
     bounds: Any
+    shape: str
     hidden: Sequence[int]
     epochs: int | None
     batch_size: int | None
     unsafe_seed: int | None
-    #: What must be said of the targets.
-    _stated: str
+    model_: nn.Sequential
     _loss: Any
 
     def _parameters(self) -> tuple[int, torch.dtype]:
         """The outputs of a record and the type of its target; raises for wrong parameters."""
         raise NotImplementedError
 
-    def plan(self, num_records: int, num_features: int) -> TrainingPlan:
-        """What a fit to so many records would do, and its guarantee, at no cost."""
-        return self._plan(self._trainer(num_records, num_features), num_features)
+    def _target_ends(self) -> tuple[float, float] | None:
+        """Public ends of the targets, or None where they are to be found."""
+        raise NotImplementedError
 
-    def _trainer(self, num_records: int, num_features: int) -> DPTrainer:
-        """A trainer on as many records of zeros."""
+    def plan(self, num_records: int, num_features: int | Any) -> TrainingPlan:
+        """What a fit to so many records would do, and its guarantee, at no cost.
+
+        Args:
+            num_records: How many records there are.
+            num_features: How many columns of numbers there are; or a table of such columns, of
+                which only the names and types are read.
+        """
+        columns = (
+            _described(num_features)
+            if hasattr(num_features, "ndim")
+            else [_Column(place, "number") for place in range(num_features)]
+        )
+        return self._plan(self._layout(num_records, columns))
+
+    def _layout(self, n: int, columns: list[_Column]) -> _Layout:
+        check_choice("shape", self.shape, ("additive", "linear"))
+        self._parameters()
+        stated = _stated_bounds(columns, self.bounds)
+        found = sum(each is None for each in [*stated, self._target_ends()])
+        ranges = RangesPlan.within(n, found, self.epsilon, self.delta) if found else None
+        is_curved = self.shape == "additive" and not tuple(self.hidden)
+        return _Layout(n, columns, stated, ranges, _PIECES if is_curved else None)
+
+    def _plan(self, layout: _Layout) -> TrainingPlan:
+        """The training at its widest; fewer features change its steps and not its price."""
         outputs, kind = self._parameters()
-        factory = partial(multilayer_perceptron, num_features, outputs, tuple(self.hidden))
-        X = torch.zeros(1, num_features, device="cpu").expand(num_records, -1)
-        Y = torch.zeros(1, 1, dtype=kind, device="cpu").expand(num_records, -1)
-        return DPTrainer(factory, type(self)._loss, TrainTest(X, Y[:, 0] if outputs > 1 else Y))
+        n = layout.num_records
+        X = torch.zeros(1, layout.most_features, device="cpu").expand(n, -1)
+        Y = torch.zeros(1, 1, dtype=kind, device="cpu").expand(n, -1)
+        trainer = self._trainer(X, Y[:, 0] if outputs > 1 else Y, layout)
+        plan = trainer.plan(**self._settings(layout))
+        ranges = () if layout.ranges is None else (str(layout.ranges),)
+        return replace(plan, conditions=_CHOSEN, notes=(*ranges, *plan.notes))
 
-    def _settings(self, num_features: int) -> TrainingSettings:
-        norm = _FILLED * num_features**0.5
-        settings: TrainingSettings = {"target_epsilon": self.epsilon, "feature_norm": norm}
-        settings["delta"] = self.delta
+    def _trainer(self, X: Tensor, Y: Tensor, layout: _Layout) -> DPTrainer:
+        outputs, _ = self._parameters()
+        factory = partial(multilayer_perceptron, X.shape[1], outputs, tuple(self.hidden))
+        trainer = DPTrainer(factory, type(self)._loss, TrainTest(X, Y))
+        return trainer.beside(None if layout.ranges is None else layout.ranges.guarantee)
+
+    def _settings(self, layout: _Layout) -> TrainingSettings:
+        settings: TrainingSettings = {"target_epsilon": self.epsilon, "delta": self.delta}
+        settings["feature_norm"] = layout.feature_norm
         if self.batch_size is not None:
             settings["batch_size"] = self.batch_size
         if self.epochs is not None:
             settings["epochs"] = self.epochs
         return settings
 
-    def _plan(self, trainer: DPTrainer, num_features: int) -> TrainingPlan:
-        plan = trainer.plan(**self._settings(num_features))
-        conditions = (each.format(stated=_STATED[self._stated]) for each in _CHOSEN)
-        return replace(plan, conditions=tuple(conditions))
-
     def _fit(
         self,
-        X: ArrayLike,
+        X: Any,
         y: Any,
-        targets: Callable[[], Tensor],
+        read: Callable[[], Array],
         ledger: PrivacyLedger | None,
         label: str,
     ) -> None:
-        """Train; ``targets`` is called when it is time to read the records."""
-        features = self._features(X, reset=True)
-        n, width = features.shape
+        """Train; ``read`` reads the targets, numbers or places of labels, when it is time to."""
+        table = _Table(self, X)
+        n = table.num_records
         if np.shape(y) != (n,):
             raise ValueError(f"`y` must be one target for each of {n} records, got {np.shape(y)}.")
-        trainer = self._trainer(n, width)
-        plan = self._plan(trainer, width)
+        layout = self._layout(n, table.columns)
+        plan = self._plan(layout)
         plan.check_publishable()
         _warn_of_fitted_steps(self)
 
-        def train() -> nn.Module:
-            told = trainer.on(TrainTest(self._scaled(features), targets()))
+        def train() -> tuple[nn.Sequential, TrainingPlan]:
+            numbers, targets = table.numbers(), read()
+            ends, found = self._target_ends(), None
+            if layout.ranges is not None:
+                unknown = [place for place, each in enumerate(layout.stated) if each is None]
+                unread = [numbers[:, unknown], *([targets[:, None]] if ends is None else [])]
+                found = private_ranges(
+                    np.concatenate(unread, axis=1),
+                    mu=layout.ranges.mu,
+                    pieces=layout.pieces,
+                    unsafe_seed=self.unsafe_seed,
+                ).value
+                ends = found.ends[-1] if ends is None else ends
+            assert ends is not None  # stated or found
+            shapes = layout.shapes(found, ends)
+            told = self._trainer(_features(shapes, numbers), self._told(targets, *ends), layout)
             seed = self.unsafe_seed
             how: Any = {"publish": seed is None, "seed": seed, "on_interrupt": "raise"}
-            return told.fit(**how, **self._settings(width)).model
+            trained = told.fit(**how, **self._settings(layout))
+            return nn.Sequential(shapes, trained.model), trained.plan
 
         released = make_release(
             plan.guarantee,
@@ -139,8 +476,14 @@ class _PrivateEstimator(BaseEstimator):
             delta=None if ledger is None or ledger.budget.renyi else self.delta,
             unsafe_seed=self.unsafe_seed,
         )
-        self.model_, self.guarantee_ = released.value, released.guarantee
-        self.n_iter_, self.plan_, self._digest = plan.steps, plan, digest_if_any(self.model_)
+        (self.model_, taken), self.guarantee_ = released.value, released.guarantee
+        self.plan_ = replace(taken, conditions=plan.conditions, notes=plan.notes)
+        self._columns, self._digest = table.columns, digest_if_any(self.model_)
+        self.n_iter_ = plan.steps
+
+    def _told(self, targets: Array, low: float, high: float) -> Tensor:
+        """Targets as the loss takes them."""
+        raise NotImplementedError
 
     def receipt(self, **facts: Any) -> Receipt:
         """A document that a stranger can check, of what was learnt in the last fit.
@@ -153,57 +496,121 @@ class _PrivateEstimator(BaseEstimator):
         release = Release(self.model_, self.guarantee_, digest=self._digest)
         return Receipt.of(release, **{**known, **facts})
 
-    def _features(self, X: Any, *, reset: bool = False) -> NDArray[np.float64]:
-        """Features as doubles. scikit-learn's messages quote values, so the form comes first."""
-        _check_type("X", X, "biuf")
-        if X.ndim != 2:
-            raise ValueError(f"`X` must be n x d, got {X.shape}. Reshape your data.")
-        checked: NDArray[np.float64] = validate_data(
-            self, X, reset=reset, dtype=np.float64, ensure_all_finite=False
-        )
-        _within(checked[:0], "bounds", self.bounds)
-        return checked
-
-    def _scaled(self, features: NDArray[np.float64]) -> Tensor:
-        return torch.from_numpy(_within(features, "bounds", self.bounds).astype(np.float32))
-
-    def _outputs(self, X: ArrayLike) -> Tensor:
+    def _outputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        scaled = self._scaled(self._features(X)).double().nan_to_num(0.0)
+        numbers = _Table(self, X, self._columns).numbers()
         with torch.no_grad():
-            return copy.deepcopy(self.model_).double()(scaled)
+            features = _features(self._shapes, numbers, torch.double)
+            outputs: Tensor = copy.deepcopy(self.model_[1]).double()(features)
+        return outputs
+
+    @property
+    def _shapes(self) -> Shapes:
+        shapes = self.model_[0]
+        assert isinstance(shapes, Shapes)
+        return shapes
+
+    def explain(self, X: Any) -> Array:
+        """Each column's part of a prediction, ``n x d``; of more than two classes, ``n x d x k``.
+
+        In units of the targets, or of :meth:`decision_function`. The parts add up to the prediction
+        (without its limits) above that of a record all of whose values are missing. Of ``model_``,
+        so that it costs nothing; ``X`` may be the sensitive records, and its parts are then as
+        sensitive as they are.
+        """
+        check_is_fitted(self)
+        return self._parts(_Table(self, X, self._columns).numbers())
+
+    def curves(self) -> dict[Any, tuple[NDArray[Any], Array]]:
+        """What the model learnt of each column: values, and their part of a prediction.
+
+        Between two neighbouring values of a number the part is a line, beyond the ends it is
+        constant. See :func:`~botorch_dp.plots.plot_shapes`.
+        """
+        check_is_fitted(self)
+        owner = np.repeat(np.arange(len(self._columns)), [c.width for c in self._columns])
+        found: dict[Any, tuple[NDArray[Any], Array]] = {}
+        for place, column in enumerate(self._columns):
+            own = np.flatnonzero(owner == place)
+            if column.kind == "category":
+                values: NDArray[Any] = np.asarray(column.type.categories)
+                table = np.full((len(values), len(owner)), np.nan)
+                table[:, own] = np.eye(len(values))
+            else:
+                mine = self._shapes.column == int(own[0])
+                starts = self._shapes.start[mine]
+                values = torch.cat([starts, starts + self._shapes.width[mine]]).unique().numpy()
+                table = np.full((len(values), len(owner)), np.nan)
+                table[:, own] = values[:, None]
+            found[column.name] = values, self._parts(table)[:, place]
+        return found
+
+    def _parts(self, numbers: Array) -> Array:
+        """Each column's part of the prediction of these columns of numbers."""
+        if tuple(self.hidden):
+            raise ValueError("A network (`hidden`) has no parts by column: leave `hidden` out.")
+        (linear,) = (each for each in self.model_.modules() if isinstance(each, nn.Linear))
+        features = _features(self._shapes, numbers, torch.double)
+        owner = np.repeat(np.arange(len(self._columns)), [c.width for c in self._columns])
+        own = torch.from_numpy(owner)[self._shapes.column]
+        weights = self._weights(linear.weight.detach().double())  # k x p
+        parts = torch.zeros(len(features), len(self._columns), len(weights), dtype=torch.double)
+        parts.index_add_(1, own, features[:, :, None] * weights.T)
+        return np.asarray(parts[:, :, 0] if len(weights) == 1 else parts)
+
+    def _weights(self, weights: Tensor) -> Tensor:
+        """Of the outputs that are explained, in their units."""
+        raise NotImplementedError
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan, tags.non_deterministic = True, True
+        return tags
+
+
+def _features(shapes: Shapes, numbers: Array, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Features ``n x p``, some rows at a time: in double precision they would be large."""
+    parts = torch.from_numpy(numbers).split(_ROWS)
+    return torch.cat([shapes(part).to(dtype) for part in parts])
 
 
 class DPClassifier(ClassifierMixin, _PrivateEstimator):
-    """A logistic regression or a network, trained by DP-SGD.
+    """A classifier of tables that needs no bounds, no norm and no learning rate.
 
-    Guarantee: that of :class:`~botorch_dp.training.DPTrainer` on Poisson batches under replace-one,
-    at most ``(epsilon, delta)`` for each fit; clipping features to public bounds and looking up
-    public labels are computed from each record alone, before it.
+    By default an additive model: a sum of curves, one for each column, through knots at privately
+    found quantiles, trained by DP-SGD with settings that follow from public numbers. A part of
+    epsilon goes to the knots, as much as the number of records and columns asks for; the rest to
+    the training. :meth:`plan` says how much before a record is read.
+
+    Guarantee: at most ``(epsilon, delta)``-DP for each fit, for one replaced record: noisy counts
+    (:func:`~botorch_dp.training.private_ranges`) and a training on Poisson batches
+    (:class:`~botorch_dp.training.DPTrainer`), composed.
 
     Args:
         epsilon: What one fit costs at ``delta``.
         delta: See ``epsilon``.
-        bounds: ``(low, high)`` of the features: two numbers, or one of each for each feature.
-            Public: not read from the data, and required.
-        classes: The labels, all integers, all floats or all text. Public and required as well.
-        hidden: Widths of hidden layers; none is a logistic regression.
+        bounds: ``"private"``; or public ``(low, high)``, which cost nothing: of all columns (two
+            numbers, or one of each for each column), or of some, ``{name: (low, high)}`` by name or
+            place. Columns of truth values or categories need none.
+        classes: The labels, all integers, all floats or all text. Public and required.
+        shape: ``"additive"``, or ``"linear"`` for one weight a column.
+        hidden: Widths of hidden layers of a network on scaled columns, in place of a shape.
         epochs: Passes over the records; by :func:`~.untuned.suggest_settings` if None.
         batch_size: Expected records in a step; the same.
         unsafe_seed: Simulate with reproducible noise; nothing is promised then.
 
     Attributes:
-        model_: The network, for features scaled to -1 and 1. Released.
+        model_: The model, from columns of numbers to scores. Released, with the knots in its first
+            layer.
         guarantee_: What the last fit promises; it covers ``model_`` and all predictions.
         classes_: The labels, sorted.
 
     Example:
-        >>> classifier = DPClassifier(1.0, bounds=(0.0, 10.0), classes=("no", "yes"))
-        >>> classifier.plan(num_records=2000, num_features=5).epsilon <= 1.0
+        >>> classifier = DPClassifier(1.0, classes=("no", "yes"))
+        >>> classifier.plan(num_records=20_000, num_features=5).epsilon <= 1.0
         True
     """
 
-    _stated = "classes"
     _loss = staticmethod(cross_entropy_loss)
 
     def __init__(
@@ -211,8 +618,9 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
         epsilon: float = 1.0,
         *,
         delta: float = 1e-5,
-        bounds: Any = None,
+        bounds: Any = "private",
         classes: Sequence[Any] | None = None,
+        shape: str = "additive",
         hidden: Sequence[int] = (),
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -220,19 +628,29 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
     ) -> None:
         self.epsilon, self.delta = epsilon, delta
         self.bounds, self.classes = bounds, classes
-        self.hidden, self.epochs, self.batch_size = hidden, epochs, batch_size
+        self.shape, self.hidden = shape, hidden
+        self.epochs, self.batch_size = epochs, batch_size
         self.unsafe_seed = unsafe_seed
 
     def _parameters(self) -> tuple[int, torch.dtype]:
         return len(_labels(self.classes)), torch.long
 
+    def _target_ends(self) -> tuple[float, float]:
+        return 0.0, 1.0  # labels have no range
+
+    def _told(self, targets: Array, low: float, high: float) -> Tensor:
+        return torch.from_numpy(targets.astype(np.int64))
+
+    def _weights(self, weights: Tensor) -> Tensor:
+        return weights[1:] - weights[:1] if len(weights) == 2 else weights
+
     def fit(
-        self, X: ArrayLike, y: Any, *, ledger: PrivacyLedger | None = None, label: str = ""
+        self, X: Any, y: Any, *, ledger: PrivacyLedger | None = None, label: str = ""
     ) -> DPClassifier:
         """Train, and release the model; a second fit is a second release.
 
         Args:
-            X: Features, ``n x d``, of numbers.
+            X: A data frame of numbers, dates, truth values and categories, or an array of numbers.
             y: Labels, ``n``, of the type of ``classes``; a record with another label counts as
                 none.
             ledger: Charged before a record is read.
@@ -244,17 +662,17 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
         self._fit(X, y, lambda: _places(y, self.classes_), ledger, label)
         return self
 
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+    def predict_proba(self, X: Any) -> Array:
         """Probabilities of the classes, ``n x k``; missing features count as the middle."""
-        probabilities: NDArray[np.float64] = self._outputs(X).softmax(dim=1).numpy()
+        probabilities: Array = self._outputs(X).softmax(dim=1).numpy()
         return probabilities
 
-    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
+    def decision_function(self, X: Any) -> Array:
         """Scores of the classes, ``n x k``; of two classes, the second's over the first, ``n``."""
-        scores: NDArray[np.float64] = self._outputs(X).numpy()
+        scores: Array = self._outputs(X).numpy()
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: Any) -> NDArray[Any]:
         """The most probable labels, ``n``."""
         places = self._outputs(X).argmax(dim=1).numpy()
         labels: NDArray[Any] = self.classes_[places]
@@ -262,7 +680,10 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
 
 
 class DPRegressor(RegressorMixin, _PrivateEstimator):
-    """A linear regression or a network for squared errors, trained by DP-SGD.
+    """A regression of tables that needs no bounds, no norm and no learning rate.
+
+    As :class:`DPClassifier`, for squared errors; the range of the targets is found with those of
+    the columns.
 
     Guarantee: as :class:`DPClassifier`.
 
@@ -270,19 +691,20 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
         epsilon: As for :class:`DPClassifier`, also the other ones.
         delta: As there.
         bounds: As there.
-        target_bounds: ``(low, high)`` of the targets, and of predictions. Public and required.
+        target_bounds: ``"private"``, or public ``(low, high)`` of the targets. Predictions lie
+            within, and targets beyond count as the ends.
+        shape: As there.
         hidden: As there.
         epochs: As there.
         batch_size: As there.
         unsafe_seed: As there.
 
     Example:
-        >>> regressor = DPRegressor(1.0, bounds=(0.0, 10.0), target_bounds=(0.0, 100.0))
-        >>> regressor.plan(num_records=2000, num_features=5).epsilon <= 1.0
+        >>> regressor = DPRegressor(1.0)
+        >>> regressor.plan(num_records=20_000, num_features=5).epsilon <= 1.0
         True
     """
 
-    _stated = "target_bounds"
     _loss = staticmethod(torch.nn.functional.mse_loss)
 
     def __init__(
@@ -290,8 +712,9 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
         epsilon: float = 1.0,
         *,
         delta: float = 1e-5,
-        bounds: Any = None,
-        target_bounds: tuple[float, float] | None = None,
+        bounds: Any = "private",
+        target_bounds: Any = "private",
+        shape: str = "additive",
         hidden: Sequence[int] = (),
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -299,56 +722,70 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
     ) -> None:
         self.epsilon, self.delta = epsilon, delta
         self.bounds, self.target_bounds = bounds, target_bounds
-        self.hidden, self.epochs, self.batch_size = hidden, epochs, batch_size
+        self.shape, self.hidden = shape, hidden
+        self.epochs, self.batch_size = epochs, batch_size
         self.unsafe_seed = unsafe_seed
 
     def _parameters(self) -> tuple[int, torch.dtype]:
-        _within(np.zeros(0), "target_bounds", self.target_bounds)
         return 1, torch.float32
 
+    def _target_ends(self) -> tuple[float, float] | None:
+        if isinstance(self.target_bounds, str):
+            check_choice("target_bounds", self.target_bounds, ("private",))
+            return None
+        low, high = _ends("target_bounds", self.target_bounds, ())
+        return float(low), float(high)
+
+    def _told(self, targets: Array, low: float, high: float) -> Tensor:
+        scaled = (2 * np.clip(targets, low, high) - low - high) / (high - low)
+        return torch.from_numpy(scaled.astype(np.float32)).unsqueeze(1)
+
+    def _weights(self, weights: Tensor) -> Tensor:
+        low, high = self._shapes.targets.tolist()
+        return weights * (high - low) / 2
+
     def fit(
-        self, X: ArrayLike, y: Any, *, ledger: PrivacyLedger | None = None, label: str = ""
+        self, X: Any, y: Any, *, ledger: PrivacyLedger | None = None, label: str = ""
     ) -> DPRegressor:
         """Train, and release the model; a second fit is a second release.
 
         Args:
-            X: Features, ``n x d``, of numbers.
+            X: A data frame of numbers, dates, truth values and categories, or an array of numbers.
             y: Targets, ``n``; a record with a target that is not finite counts as none.
             ledger: Charged before a record is read.
             label: What it is for, in public words; shown in the ledger.
         """
         _check_type("y", y, "biuf")
 
-        def targets() -> Tensor:
-            scaled = _within(np.asarray(y, dtype=np.float64), "target_bounds", self.target_bounds)
-            return torch.from_numpy(scaled.astype(np.float32)).unsqueeze(1)
+        def targets() -> Array:
+            values = np.asarray(y, dtype=np.float64)
+            return np.where(np.isfinite(values), values, np.nan)
 
         self._fit(X, y, targets, ledger, label)
         return self
 
-    def predict(self, X: ArrayLike) -> NDArray[np.float64]:
+    def predict(self, X: Any) -> Array:
         """Predictions within the bounds of the targets, ``n``."""
-        scaled = self._outputs(X).squeeze(-1).clamp(-1, 1).numpy()
-        low, high = _ends("target_bounds", self.target_bounds, ())
-        predicted: NDArray[np.float64] = (scaled * (high - low) + low + high) / 2
+        scaled = self._outputs(X).squeeze(-1).clamp(-1, 1)
+        low, high = self._shapes.targets.tolist()
+        predicted: Array = ((scaled * (high - low) + low + high) / 2).numpy()
         return predicted
 
 
 def _check_type(name: str, value: Any, kinds: str) -> None:
-    """Refuse an array or a data frame whose columns are of other kinds, whatever they hold."""
-    if not hasattr(value, "dtype") and not hasattr(value, "dtypes"):
+    """Refuse targets of another kind, whatever they hold."""
+    if not hasattr(value, "dtype"):
         raise ValueError(
-            f"`{name}`: {name} should be a {'2d' if name == 'X' else '1d'} array or a data frame, "
-            f"got {type(value).__name__}. The type of a list would be read from its records."
+            f"`{name}`: {name} should be a 1d array or a data frame's column, got "
+            f"{type(value).__name__}. The type of a list would be read from its records."
         )
-    for each in [value.dtype] if hasattr(value, "dtype") else value.dtypes:
-        kind = getattr(each, "kind", "")
-        # Nullable numbers of pandas become objects where one of them is missing.
-        if kind not in kinds or (kind != "O" and not isinstance(each, np.dtype)):
-            raise ValueError(
-                f"`{name}` must be {_KINDS[kinds]}, got a column of type {each}: unknown label "
-                "type, or Complex data not supported. Convert it."
-            )
+    kind = getattr(value.dtype, "kind", "")
+    # Nullable numbers of pandas become objects where one of them is missing.
+    if kind not in kinds or (kind != "O" and not isinstance(value.dtype, np.dtype)):
+        raise ValueError(
+            f"`{name}` must be {_KINDS[kinds]}, got a column of type {value.dtype}: unknown label "
+            "type, or Complex data not supported. Convert it."
+        )
 
 
 def _labels(classes: Any) -> NDArray[Any]:
@@ -364,14 +801,14 @@ def _labels(classes: Any) -> NDArray[Any]:
     return labels
 
 
-def _places(labels: Any, classes: NDArray[Any]) -> Tensor:
+def _places(labels: Any, classes: NDArray[Any]) -> Array:
     """Where each label is among the classes, -1 if it is not there, ``n``."""
     if classes.dtype.kind == "U":
         known = {label: place for place, label in enumerate(classes.tolist())}
         found = [known.get(each, -1) if isinstance(each, str) else -1 for each in labels]
-        return torch.tensor(found, device="cpu")
+        return np.array(found, dtype=np.float64)
     equal = np.asarray(labels)[:, None] == classes
-    return torch.from_numpy(np.where(equal.any(axis=1), equal.argmax(axis=1), -1))
+    return np.where(equal.any(axis=1), equal.argmax(axis=1), -1).astype(np.float64)
 
 
 def _ends(
@@ -382,19 +819,12 @@ def _ends(
         low, high = (np.broadcast_to(np.asarray(b, dtype=np.float64), shape) for b in bounds)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"`{name}` must be (low, high), two numbers or two rows of them, got {bounds!r}. It is "
-            "not read from the records, because that would release it without noise."
+            f"`{name}` must be 'private', or (low, high): two numbers or two rows of them, got "
+            f"{bounds!r}."
         ) from error
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
         raise ValueError(f"`{name}` must be finite, the low ones below the high ones.")
     return low, high
-
-
-def _within(values: NDArray[np.float64], name: str, bounds: Any) -> NDArray[np.float64]:
-    """Within -1 and 1 by public bounds; what is not finite becomes NaN."""
-    low, high = _ends(name, bounds, values.shape[1:])
-    inside = np.where(np.isfinite(values), np.clip(values, low, high), np.nan)
-    return (2 * inside - low - high) / (high - low)
 
 
 def _warn_of_fitted_steps(estimator: _PrivateEstimator) -> None:
@@ -410,15 +840,15 @@ def _warn_of_fitted_steps(estimator: _PrivateEstimator) -> None:
                 type(step).__name__
                 for _, step in outer.steps[:-1]
                 if step not in (None, "passthrough")
-                and not isinstance(step, FrozenEstimator)
+                and not isinstance(step, FrozenEstimator | PrivateScaler)
                 and get_tags(step).requires_fit
             ]
             if fitted:
                 warn_caller(
                     f"{', '.join(fitted)} before {type(estimator).__name__} is fitted to the "
                     "sensitive records without noise: what it learns is published with the model, "
-                    "and no guarantee covers it. Leave it out, and state `bounds`; or fit it to "
-                    "public data and freeze it."
+                    "and no guarantee covers it. Leave it out: ranges are found privately; or use "
+                    "PrivateScaler, or fit it to public data and freeze it."
                 )
             inner = outer
         frame = frame.f_back

@@ -28,6 +28,7 @@ read; counts that are used in their own round only give three to seven times as 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,10 +36,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from botorch_dp._checks import check_count
-from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, PrivacyUnit, Release
+from botorch_dp._checks import check_count, check_delta, check_positive
+from botorch_dp.privacy import (
+    Guarantee,
+    NeighboringRelation,
+    PrivacyLedger,
+    PrivacyUnit,
+    Release,
+    gaussian_mu,
+)
 from botorch_dp.privacy.guarantee import ONE_RECORD, check_unit
 from botorch_dp.privacy.ledger import make_release
 from botorch_dp.privacy.mechanisms import gaussian_guarantee, gaussian_mechanism
@@ -56,9 +64,14 @@ _MISSING, _LARGEST = -1e300, 1e13
 #: scaled by.
 _PRIOR, _SPREAD, _STEPS, _LEAST = 2.0, 0.1, 30, 0.05
 _QUARTILES = (0.25, 0.5, 0.75)
-#: Knots lie between these quantiles; a range reaches so many distances from the median to a
-#: quartile, each at least this part of the distance between quartiles.
-_TAIL, _WIDTHS, _FLAT = 0.025, 3.0, 0.25
+#: What is spent on ranges: as much as makes ranks right within this share of the records, and of
+#: the square of mu (Gaussian releases add up in squares) at least and at most these parts.
+_WANTED_RANKS, _SPENT = 0.01, (0.02, 0.3)
+#: Beyond this rank error quantiles say little.
+_USELESS_RANKS = 0.1
+#: Knots begin at a quantile between these two. A range reaches so many distances from the median
+#: to a quartile, each at least this part of the distance between quartiles.
+_TAIL, _WIDTHS, _FLAT = (0.025, 0.2), 3.0, 0.25
 _OWN_VALUES = (
     "each row holds one record's own values: nothing in it was computed from other records"
 )
@@ -70,7 +83,8 @@ class Ranges:
 
     Args:
         quartiles: ``d x 3``.
-        knots: ``d x (pieces + 1)`` rising quantiles from 2.5% to 97.5%, if they were asked for.
+        knots: ``d x (pieces + 1)`` rising quantiles, from 2.5% to 97.5% where noise allows, if they
+            were asked for.
 
     The range ``lower`` to ``upper`` reaches three times as far from the median as the quartiles.
     Where half of a column is one value the range is narrow, and other values count as its ends.
@@ -78,6 +92,11 @@ class Ranges:
 
     quartiles: Array
     knots: Array | None = None
+
+    @property
+    def ends(self) -> list[tuple[float, float]]:
+        """``(lower, upper)`` of each column."""
+        return list(zip(self.lower.tolist(), self.upper.tolist(), strict=True))
 
     @property
     def lower(self) -> Array:
@@ -97,7 +116,7 @@ class Ranges:
         return end
 
     def __str__(self) -> str:
-        return "\n".join(f"{a:.4g} to {b:.4g}" for a, b in zip(self.lower, self.upper, strict=True))
+        return "\n".join(f"{low:.4g} to {high:.4g}" for low, high in self.ends)
 
 
 def ranges_guarantee(
@@ -120,6 +139,74 @@ def rank_error(
 ) -> float:
     """How far the rank of a released quantile is off, typically, as a share of all records."""
     return relation.sum_sensitivity / 2 * math.sqrt(num_columns) / (num_records * mu)
+
+
+@dataclass(frozen=True)
+class RangesPlan:
+    """What :func:`private_ranges` would spend on so many columns, and how close it would come.
+
+    Args:
+        num_records: How many records there are.
+        num_columns: How many columns are read.
+        guarantee: That of the ranges alone.
+        share: How much of the whole budget they take, in squares of mu.
+    """
+
+    num_records: int
+    num_columns: int
+    guarantee: Guarantee
+    share: float = 1.0
+
+    @classmethod
+    def within(
+        cls,
+        num_records: int,
+        num_columns: int,
+        epsilon: float,
+        delta: float,
+        part: float | None = None,
+    ) -> RangesPlan:
+        """The share of (epsilon, delta) that public numbers give to the ranges.
+
+        Args:
+            num_records: How many records there are.
+            num_columns: How many columns are read.
+            epsilon: Of everything together.
+            delta: Of everything together.
+            part: A share in squares of mu; None for as much as the ranks need.
+        """
+        whole = gaussian_mu(check_positive("epsilon", epsilon), check_delta("delta", delta))
+        if part is None:
+            wanted = rank_error(num_records, num_columns, whole, ONE_RECORD.relation)
+            least, most = _SPENT
+            part = min(max((wanted / _WANTED_RANKS) ** 2, least), most)
+        price = ranges_guarantee(mu=whole * math.sqrt(part))
+        return cls(num_records, num_columns, price.quoted_at(delta), part)
+
+    @property
+    def mu(self) -> float:
+        """The privacy parameter of the ranges."""
+        assert self.guarantee.mu is not None  # of a single Gaussian loss
+        return self.guarantee.mu
+
+    @property
+    def rank_error(self) -> float:
+        """See :func:`rank_error`."""
+        n, d = self.num_records, self.num_columns
+        return rank_error(n, d, self.mu, self.guarantee.relation)
+
+    def __str__(self) -> str:
+        n, d, off = self.num_records, self.num_columns, self.rank_error
+        columns = f"{d} column{'s' * (d > 1)}"
+        share = "all" if self.share == 1 else f"{100 * self.share:.2g}%"
+        said = (
+            f"Ranges of {columns}, found with {share} of the budget: quantiles are off by about "
+            f"{100 * off:.2g}% of the records in rank ({max(1, round(off * n)):,} of {n:,})."
+        )
+        if off > _USELESS_RANKS:
+            said += f" That is too far to be of use: state bounds for as many of the {columns} as "
+            said += "you know, drop some, or take more records."
+        return said
 
 
 def private_ranges(
@@ -163,30 +250,60 @@ def private_ranges(
     table = X.detach().cpu().numpy() if isinstance(X, Tensor) else np.asarray(X)
     if table.ndim != 2 or table.dtype.kind not in "biuf" or 0 in table.shape:
         raise ValueError(f"`X` must be n x d numbers, got {table.dtype} of shape {table.shape}.")
-    price = ranges_guarantee(mu=mu, epsilon=epsilon, delta=delta, unit=unit)
-    levels = quantile_levels(pieces)
-    assert price.mu is not None  # of a single Gaussian loss
-    noisy = partial(_noisy, mu=price.mu, relation=unit.relation, unsafe_seed=unsafe_seed)
-    found = make_release(
-        price,
-        lambda columns: torch.from_numpy(_quantiles(columns, len(table), levels, noisy)),
-        read=lambda: sorted_columns(table),
+    return release_ranges(
+        lambda: table,
+        table.shape,
+        price=ranges_guarantee(mu=mu, epsilon=epsilon, delta=delta, unit=unit),
+        pieces=pieces,
         ledger=ledger,
         key=key,
         label=label,
-        about={"columns": table.shape[1], "levels": list(levels)},
         unsafe_seed=unsafe_seed,
+    )
+
+
+def release_ranges(
+    read: Callable[[], NDArray[Any]],
+    shape: tuple[int, ...],
+    *,
+    price: Guarantee,
+    pieces: int | None = None,
+    ledger: PrivacyLedger | None = None,
+    key: str | None = None,
+    label: str = "",
+    unsafe_seed: int | None = None,
+    delta: float | None = None,
+) -> Release[Ranges]:
+    """:func:`private_ranges` of a table of this shape, which is read when it is paid for.
+
+    With ``delta`` a ledger is charged as for a training: the (epsilon, delta) of it.
+    """
+    n, d = shape
+    assert price.mu is not None  # of a single Gaussian loss
+    levels = quantile_levels(pieces, rank_error(n, d, price.mu, price.relation))
+    noisy = partial(_noisy, mu=price.mu, relation=price.relation, unsafe_seed=unsafe_seed)
+    found = make_release(
+        price,
+        lambda columns: torch.from_numpy(_quantiles(columns, n, levels, noisy)),
+        read=lambda: sorted_columns(read()),
+        ledger=ledger,
+        key=key,
+        label=label,
+        about={"columns": d, "levels": list(levels)},
+        unsafe_seed=unsafe_seed,
+        delta=None if ledger is None or ledger.budget.renyi else delta,
     )
     quantiles = found.value.numpy()
     ranges = Ranges(quantiles[:, :3], None if pieces is None else quantiles[:, 3:])
     return Release(ranges, found.guarantee, facts={"artifact": quantiles})
 
 
-def quantile_levels(pieces: int | None) -> tuple[float, ...]:
-    """The quartiles, and the levels of the knots."""
+def quantile_levels(pieces: int | None, off: float) -> tuple[float, ...]:
+    """The quartiles, and the levels of the knots, away from the ends by the error of ranks."""
     if pieces is None:
         return _QUARTILES
-    return (*_QUARTILES, *np.linspace(_TAIL, 1 - _TAIL, check_count("pieces", pieces) + 1).tolist())
+    tail = min(max(_TAIL[0], 1.5 * off), _TAIL[1])
+    return (*_QUARTILES, *np.linspace(tail, 1 - tail, check_count("pieces", pieces) + 1).tolist())
 
 
 def sorted_columns(table: NDArray[Any]) -> list[tuple[Array, int]]:
@@ -325,3 +442,61 @@ def _interpolated(grid: Array, shares: Array, levels: Array) -> Array:
     inside = np.clip(grid, -_LARGEST, _LARGEST)
     rows = zip(below, inside, shares[:, 0], strict=True)
     return np.stack([np.interp(m + levels * (1 - m), share, edge) for share, edge, m in rows])
+
+
+class Shapes(nn.Module):
+    """Piecewise linear features of columns, ``n x p``: a linear model of them is additive.
+
+    A column becomes its position between the ends of its range, clipped to -1 and 1; and, with
+    ``m + 1`` knots, its positions between neighbouring knots, clipped likewise and divided by
+    ``sqrt(m)``, each half being divided by ``sqrt(2)``. Whatever a record holds, the features of
+    one column have norm at most 1, those of ``d`` columns at most ``sqrt(d)``. A missing value is
+    in the middle of all pieces.
+
+    Args:
+        ends: ``(lower, upper)`` of each column.
+        knots: Rising knots of each column; those between which nothing lies are merged. Without
+            them the features are linear.
+        flags: Columns of 0 and 1 that stay as they are, such as those of a category.
+        targets: The range of what is predicted, which is released with the shapes.
+    """
+
+    column: Tensor
+    start: Tensor
+    width: Tensor
+    scale: Tensor
+    shift: Tensor
+    targets: Tensor
+
+    def __init__(
+        self,
+        ends: Sequence[tuple[float, float]],
+        knots: Sequence[ArrayLike] | None = None,
+        flags: Collection[int] = (),
+        targets: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        super().__init__()
+        self.register_buffer("targets", torch.tensor(targets, dtype=torch.double, device="cpu"))
+        rows = []
+        for column, (low, high) in enumerate(ends):
+            if column in flags:
+                rows.append((column, low, high - low, 1.0, 0.0))
+                continue
+            starts, widths = np.empty(0), np.empty(0)
+            if knots is not None:
+                rising = np.maximum.accumulate(np.asarray(knots[column], dtype=np.float64))
+                apart = np.diff(rising) > 1e-12 + 1e-9 * np.abs(rising[1:])
+                starts, widths = rising[:-1][apart], np.diff(rising)[apart]
+            half = math.sqrt(0.5) if len(starts) else 1.0
+            rows.append((column, low, high - low, 2 * half, -half))
+            size = math.sqrt(0.5 / max(1, len(starts)))
+            rows += [(column, a, w, 2 * size, -size) for a, w in zip(starts, widths, strict=True)]
+        table = np.array(rows, dtype=np.float64)
+        self.register_buffer("column", torch.from_numpy(table[:, 0].astype(np.int64)))
+        for place, name in enumerate(("start", "width", "scale", "shift"), start=1):
+            self.register_buffer(name, torch.from_numpy(table[:, place].copy()))
+
+    def forward(self, columns: Tensor) -> Tensor:
+        """Features ``n x p`` of double precision columns ``n x d``."""
+        inside = ((columns[:, self.column] - self.start) / self.width).clamp(0, 1)
+        return (inside * self.scale + self.shift).nan_to_num(0.0)

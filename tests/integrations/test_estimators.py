@@ -18,8 +18,9 @@ from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, Normalizer,
 from sklearn.utils.estimator_checks import check_estimator
 
 from botorch_dp.errors import BudgetExhausted, PrivacyError
-from botorch_dp.integrations.estimators import DPClassifier, DPRegressor
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
+from botorch_dp.integrations.estimators import DPClassifier, DPRegressor, PrivateScaler
+from botorch_dp.plots import plot_shapes
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, compose
 
 #: What privacy excludes, and why.
 EXCLUDED = {
@@ -144,22 +145,10 @@ def test_a_receipt_says_who_chose_the_settings_and_is_of_this_model(
         classifier.receipt()
 
 
-def test_features_are_scaled_by_the_bounds_alone() -> None:
-    classifier = DPClassifier(bounds=([0.0, -2.0], [10.0, 2.0]))
-    scaled = classifier._scaled(np.array([[5.0, 1.0], [99.0, -99.0], [np.nan, np.inf]]))
-    np.testing.assert_allclose(scaled[:2], [[0.0, 0.5], [1.0, -1.0]])
-    assert np.isnan(scaled[2]).all()
-
-
 @pytest.mark.parametrize("estimator", [*CLASSIFIERS, REGRESSOR])
 def test_what_was_chosen_by_the_caller_is_said(estimator: Any) -> None:
-    X, y = blobs(300)
-    targets = X[:, 0] if estimator is REGRESSOR else y
-    text = str(clone(estimator).fit(X, targets).guarantee_)
-    what = "bounds of the targets" if estimator is REGRESSOR else "labels of the classes"
-    assert f"the bounds of the features and the {what} were chosen without looking at" in text
-    assert "whatever changed the features before" in text
-    assert what in str(estimator.plan(300, 3).guarantee)
+    for what in ("whatever is stated of the columns and targets", "whatever changed the features"):
+        assert what in str(estimator.plan(300, 3).guarantee)
 
 
 def test_a_delta_that_promises_nothing_warns() -> None:
@@ -277,7 +266,7 @@ def test_nothing_that_a_record_says_raises_or_reaches_far(estimator: Any, value:
         np.zeros((300, 3)).astype(object),
         np.zeros((300, 3)).astype(complex),
         pd.DataFrame({"a": [0.0] * 300, "b": [0.0] * 299 + ["odd"]}),
-        pd.DataFrame({"a": pd.Series([0] * 300, dtype="Int64")}),
+        pd.DataFrame({"a": ["text"] * 300}),
         np.zeros(300),
     ],
 )
@@ -297,12 +286,15 @@ def test_frames_of_numbers_keep_their_names() -> None:
     "change, message",
     [
         ({"bounds": None}, "`bounds` must be"),
+        ({"bounds": "read"}, "`bounds` must be"),
+        ({"bounds": {3: (0.0, 1.0)}}, "columns that `X` does not have"),
+        ({"shape": "curved"}, "`shape` must be"),
         ({"classes": None}, "`classes` must be"),
         ({"classes": (0, "yes")}, "all integers, all floats or all text"),
         ({"classes": (0, 1.5)}, "all integers, all floats or all text"),
         ({"bounds": (1.0, 1.0)}, "low ones below the high ones"),
         ({"bounds": (0.0, np.inf)}, "finite"),
-        ({"bounds": 3.0}, r"`bounds` must be \(low, high\)"),
+        ({"bounds": 3.0}, r"`bounds` must be 'private', or \(low, high\)"),
         ({"bounds": ([0.0, 0.0], [1.0, 1.0])}, "two rows"),
         ({"classes": ("yes",)}, "at least two different labels"),
         ({"classes": ("yes", "yes")}, "at least two different labels"),
@@ -320,17 +312,179 @@ def test_wrong_settings_are_refused_before_a_charge(change: dict[str, Any], mess
         clone(CLASSIFIERS[0]).set_params(**change).fit(X, y, ledger=ledger)
     assert len(ledger.entries()) == 0
     with pytest.raises(ValueError, match="`target_bounds` must be"):
-        DPRegressor(bounds=BOUNDS).fit(X, X[:, 0])
+        DPRegressor(target_bounds="read").fit(X, X[:, 0])
 
 
-@pytest.mark.one_in(2)
+# --- Nothing stated: ranges and shapes are found. ---
+
+
+def table(n: int = 3000) -> tuple[pd.DataFrame, Any]:
+    """A column of each kind, some with gaps, and a label that depends on their curves."""
+    rng = np.random.default_rng(1)
+    z = rng.normal(size=(n, 3))
+    days = pd.Timestamp("2020-01-01") + pd.to_timedelta((500 + 100 * z[:, 1]).round(), unit="D")
+    frame = pd.DataFrame(
+        {
+            "far": 1e6 + 10 * z[:, 0],
+            "day": days,
+            "zoned": days.tz_localize("Europe/Berlin"),
+            "flag": rng.random(n) < 0.3,
+            "count": pd.array(rng.poisson(2.0, n), dtype="Int64"),
+            "kind": pd.Categorical(rng.choice(list("uv"), n), categories=list("uvw")),
+        }
+    )
+    labels = (z[:, 0] ** 2 + z[:, 1] + 2 * (frame["kind"] == "u") - 1 > 0.5).to_numpy().astype(int)
+    frame.loc[::9, "day"], frame.loc[::8, "count"] = pd.NaT, pd.NA
+    frame.loc[::7, "far"] = np.nan
+    return frame, labels
+
+
+SEEDED: dict[str, Any] = {"classes": (0, 1), "unsafe_seed": 1}
+
+
+def test_nothing_is_stated_and_one_epsilon_is_charged_for_all() -> None:
+    frame, labels = table()
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(3.0, 1e-5))
+    fitted = DPClassifier(3.0, classes=(0, 1)).fit(frame, labels, ledger=ledger)
+    assert len(ledger.entries()) == 1
+    assert fitted.guarantee_.epsilon(1e-5) <= 3.0 and len(fitted.guarantee_.losses) == 2
+    assert fitted.guarantee_.epsilon(1e-5) > 2.99
+    assert fitted.receipt().verify(artifact=fitted.model_).passes
+    # Curves find what a line cannot.
+    curved = max(
+        fitted.score(frame, labels),
+        DPClassifier(9.0, **SEEDED).fit(frame, labels).score(frame, labels),
+    )
+    line = DPClassifier(9.0, shape="linear", **SEEDED).fit(frame, labels)
+    assert curved > line.score(frame, labels) + 0.02
+
+
+def test_parts_of_a_prediction_add_up() -> None:
+    frame, labels = table(600)
+    fitted = DPClassifier(9.0, epochs=2, **SEEDED).fit(frame, labels)
+    nothing = frame[:1].assign(flag=pd.array([None], dtype="boolean"))
+    for column in ("far", "day", "zoned", "count", "kind"):
+        nothing[column] = pd.array([None], dtype=frame[column].dtype)
+    parts = fitted.explain(frame)
+    assert parts.shape == frame.shape
+    above = fitted.decision_function(frame) - fitted.decision_function(nothing)
+    np.testing.assert_allclose(parts.sum(axis=1), above, atol=1e-9)
+    np.testing.assert_array_equal(parts[::7, 0], 0.0)  # missing values
+    X, _ = blobs(600)
+    regressor = DPRegressor(9.0, epochs=2, unsafe_seed=1).fit(X, 100 * X[:, 0])
+    whole = regressor.explain(X).sum(axis=1) - regressor.explain(X[:1]).sum()
+    predicted = regressor.predict(X) - regressor.predict(X[:1])
+    inside = np.abs(np.abs(regressor._outputs(X)[:, 0].numpy())) < 1
+    np.testing.assert_allclose(whole[inside & inside[0]], predicted[inside & inside[0]], atol=1e-6)
+    three = DPClassifier(9.0, classes=(0, 1, 2), epochs=1, unsafe_seed=0).fit(X, labels)
+    assert three.explain(X).shape == (600, 3, 3)
+    with pytest.raises(ValueError, match="A network"):
+        DPClassifier(9.0, hidden=(4,), epochs=1, **SEEDED).fit(X, labels).explain(X)
+
+
+def test_curves_are_what_explains_and_are_drawn_with_the_guarantee() -> None:
+    frame, labels = table(600)
+    fitted = DPClassifier(9.0, classes=(0, 1), epochs=2).fit(frame, labels)
+    curves = fitted.curves()
+    assert list(curves) == list(frame)
+    values, parts = curves["far"]
+    there = frame["far"].notna().to_numpy()
+    drawn = np.interp(frame["far"][there], values, parts)
+    np.testing.assert_allclose(drawn, fitted.explain(frame)[there, 0], atol=1e-6)
+    assert list(curves["kind"][0]) == ["u", "v", "w"]
+    figure = plot_shapes(fitted)
+    assert [ax.get_title() for ax in figure.axes] == list(frame)
+    assert "-differentially private for one" in figure.get_supxlabel()
+    few = plot_shapes(fitted, columns=["flag", "kind"])
+    assert len(few.axes) == 2 and figure.get_supxlabel() != ""
+
+
+def test_a_plan_reads_types_only_and_says_where_bounds_should_be_stated() -> None:
+    frame, _ = table(100)
+
+    class Unread(pd.DataFrame):
+        @property
+        def iloc(self) -> Any:
+            raise AssertionError("read")
+
+    classifier = DPClassifier(1.0, classes=(0, 1))
+    plan = classifier.plan(20_000, Unread(frame))
+    assert "Ranges of 4 columns, found with 2% of the budget" in str(plan)
+    assert "state bounds" in str(classifier.plan(200, 40))
+    assert "state bounds" not in str(classifier.plan(20_000, 40))
+    flags = classifier.plan(200, frame[["flag", "kind"]])
+    assert "Ranges" not in str(flags) and len(flags.guarantee.losses) == 1
+    known = clone(classifier).set_params(bounds={name: (0, 1) for name in ("far", "day", "zoned")})
+    assert "Ranges of 1 column," in str(known.plan(200, frame))
+    assert str(plan.guarantee) == str(classifier.plan(20_000, frame).guarantee)
+
+
+def test_types_decide_and_values_do_not() -> None:
+    frame, labels = table(400)
+    before = DPClassifier(1.0, epochs=1, **SEEDED).fit(frame, labels)
+    for column, value in {
+        "far": np.inf,
+        "day": pd.Timestamp("9999-12-31"),
+        "zoned": pd.NaT,
+        "count": 2**62,
+        "kind": None,
+    }.items():
+        other = frame.copy()
+        other.loc[3, column] = value
+        assert (other.dtypes == frame.dtypes).all()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            after = clone(before).fit(other, labels)
+        assert np.isfinite(after._outputs(other)).all()
+    unknown = frame.assign(kind=pd.Categorical(["z"] * len(frame)))
+    missing = frame.assign(kind=pd.Categorical([None] * len(frame), categories=list("uvw")))
+    np.testing.assert_array_equal(before.predict(unknown), before.predict(missing))
+    for wrong in (frame.assign(text="no"), frame.assign(kind=frame["kind"].astype(object))):
+        ledger = PrivacyLedger(":memory:", PrivacyBudget(5.0, 1e-4))
+        with pytest.raises(ValueError, match=r"X\['\w+'\].astype\(pd.CategoricalDtype"):
+            DPClassifier(1.0, classes=(0, 1)).fit(wrong, labels, ledger=ledger)
+        assert not ledger.entries()
+
+
+def test_a_scaler_is_a_release_of_its_own_and_composes() -> None:
+    frame, labels = table(2000)
+    numbers = frame.drop(columns="kind")
+    ledger = PrivacyLedger(":memory:", PrivacyBudget(3.0, 1e-4))
+    scaler = PrivateScaler(0.5, delta=1e-6)
+    model = DPClassifier(1.0, bounds=(-1, 1), classes=(0, 1), shape="linear", epochs=1)
+    pipeline = make_pipeline(scaler, model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipeline.fit(
+            numbers,
+            labels,
+            privatescaler__ledger=ledger,
+            privatescaler__key="ranges",
+            dpclassifier__ledger=ledger,
+        )
+    both = compose(pipeline[0].guarantee_, pipeline[-1].guarantee_)
+    assert len(ledger.entries()) == 2 and 1.0 < both.epsilon(1.1e-5) < 1.5
+    scaled = pipeline[0].transform(numbers)
+    assert np.abs(scaled).max() == 1.0 and (scaled[::7, 0] == 0).all()
+    assert 0.1 < scaled[:, 0].std() < 0.7
+    again = PrivateScaler(0.5, delta=1e-6).fit(numbers, ledger=ledger, key="ranges")
+    np.testing.assert_array_equal(again.lower_, pipeline[0].lower_)
+    assert len(ledger.entries()) == 2
+    assert "off by about 0.9% of the records in rank" in str(scaler.plan(2000, 5))
+    assert again.receipt().verify().passes
+    with pytest.raises(ValueError, match="bounds of all columns are stated"):
+        PrivateScaler(bounds={"flag": (0, 1)}).fit(frame[["flag"]])
+
+
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "estimator",
     [
-        DPClassifier(bounds=(-100.0, 100.0), classes=(0, 1), epochs=1),
-        DPRegressor(bounds=(-100.0, 100.0), target_bounds=(-1.0, 1.0), epochs=1),
+        DPClassifier(classes=(0, 1), epochs=1),
+        DPRegressor(target_bounds=(-1.0, 1.0), epochs=1),
+        PrivateScaler(),
     ],
-    ids=["classifier", "regressor"],
+    ids=["classifier", "regressor", "scaler"],
 )
 def test_scikit_learns_own_checks(estimator: Any) -> None:
     results = check_estimator(estimator, expected_failed_checks=EXCLUDED, on_fail=None)
