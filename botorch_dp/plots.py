@@ -154,8 +154,9 @@ def plot_shapes(model: DPClassifier | DPRegressor, columns: Sequence[Any] = ()) 
     by_size = sorted(curves, key=lambda name: -float(np.ptp(curves[name][1], axis=0).max()))
     shown = list(columns) or [name for name in curves if name in by_size[:_MOST_CURVES]]
     wide = min(4, len(shown))
-    rows = math.ceil(len(shown) / wide)
-    figure, whole = _axes(None, height=1.2 + 1.7 * rows)
+    rows = -(-len(shown) // wide)
+    figure, whole = _axes(None)
+    figure.set_figheight(1.2 + 1.7 * rows)
     whole.remove()
     classes = getattr(model, "classes_", ())
     for place, name in enumerate(shown):

@@ -453,7 +453,13 @@ MUTANTS = [
         "integrations/test_estimators.py",
         ("if kind not in kinds or (kind", "if (kind"),
         ("known.get(each, -1) if isinstance(each, str) else -1", "known.get(each, -1)"),
-        ("np.where(np.isfinite(values), np.clip(values, low, high), np.nan)", "values"),
+    ),
+    *_mutants(
+        "training/ranges.py",
+        "training/test_ranges.py",
+        ("math.sqrt(relation.sum_sensitivity * num_columns)", "math.sqrt(num_columns)"),
+        ("mu=mu / math.sqrt(_ROUNDS)", "mu=mu"),
+        ("counts[:, 0] += [missing for _, missing in columns]", "pass"),
     ),
 ]
 
