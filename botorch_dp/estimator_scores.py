@@ -18,7 +18,7 @@ from torch import Tensor
 from botorch_dp._checks import did_you_mean, needs_extra
 from botorch_dp._files import pack
 from botorch_dp.errors import PrivacyError
-from botorch_dp.groups import groups_of
+from botorch_dp.groups import Groups, groups_of
 from botorch_dp.scores import AUC, F1, LARGEST_EXACT, Numbers, Statistic, as_numbers, column
 from botorch_dp.space import Config, SearchSpace
 
@@ -105,20 +105,18 @@ def per_record_scores(
         >>> scores = per_record_scores(SVC(), space, (train_X, train_y), (X, y), "zero_one")
         >>> PrivateSearch(scores, space, bounds=(0.0, 1.0), budget=budget, evaluations=60).run()
     """
-    return EstimatorScores(
-        estimator,
-        space,
-        train,
-        validation,
-        loss,
-        labels_are_public=labels_are_public,
-        groups=groups,
-        per_group=per_group,
+    scores = EstimatorScores(
+        estimator, space, train, validation, loss, labels_are_public=labels_are_public
     )
+    scores.groups = groups_of(groups, scores.num_records, per_group)
+    return scores
 
 
 class EstimatorScores:
     """Losses of single records for configurations of an estimator: :func:`per_record_scores`."""
+
+    #: Whose the validation records are, if people are protected.
+    groups: Groups | None = None
 
     def __init__(
         self,
@@ -129,8 +127,6 @@ class EstimatorScores:
         loss: RecordLoss | Callable[[Any, Any], Any],
         *,
         labels_are_public: bool = False,
-        groups: Any = None,
-        per_group: int | None = None,
     ) -> None:
         unknown = sorted(set(space.parameters) - set(estimator.get_params()))
         if unknown:
@@ -145,8 +141,6 @@ class EstimatorScores:
         self.has_steps = _has_steps(estimator)
         self._train_X, self._train_y, _ = _checked_records("train", train)
         X, y, self.num_records = _checked_records("validation", validation)
-        #: Whose the validation records are, if people are protected.
-        self.groups = groups_of(groups, self.num_records, per_group)
         self._classes = _public_labels(self._train_y)
         if loss in ("squared", "absolute") and not _is_numeric(self._classes):
             raise TypeError(f"`loss` = {loss!r} needs numbers as labels, but `train` has none.")

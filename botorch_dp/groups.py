@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from botorch_dp._checks import check_integer
-from botorch_dp.privacy import NeighboringRelation, PrivacyUnit
 
 #: Records of a group that are used unless stated. The mean of 16 has a sixteenth of the variance
 #: that the choice of a single one would add; each further record costs as much time again.
@@ -31,31 +30,20 @@ class Groups:
             column of a data frame.
         num_records: How many records there are.
         per_group: How many records of a group are used at most; :data:`PER_GROUP` if None.
-
-    Example:
-        >>> groups = Groups(["ann", "bob", "ann", "ann"], 4, per_group=2)
-        >>> len(groups), groups.unused
-        (2, 1)
-        >>> groups.means(torch.tensor([1.0, 5.0, 3.0, 9.0]))
-        tensor([2., 5.])
     """
 
     def __init__(self, ids: Any, num_records: int, per_group: int | None = None) -> None:
-        self.per_group = PER_GROUP
-        if per_group is not None:
-            self.per_group = check_integer("per_group", per_group)
+        self.per_group = PER_GROUP if per_group is None else check_integer("per_group", per_group)
         #: The group of each record, ``n``.
         self.owners = _owners(ids, num_records)
         order, sizes = np.argsort(self.owners, kind="stable"), np.bincount(self.owners)
         ranks = np.arange(num_records) - np.repeat(sizes.cumsum() - sizes, sizes)
         self._used = order[ranks < self.per_group]
         self._counts = np.minimum(sizes, self.per_group)
-        self._ends = self._counts.cumsum()
+        weights = np.zeros(num_records)
+        weights[self._used] = np.repeat(1 / self._counts, self._counts)
         #: What each record counts, ``n``: 1 over the number of its group's used ones, or 0.
-        self.weights = torch.zeros(num_records, dtype=torch.float64, device="cpu")
-        self.weights[self._used] = torch.from_numpy(1 / self._counts).repeat_interleave(
-            torch.from_numpy(self._counts)
-        )
+        self.weights = torch.from_numpy(weights)
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -68,7 +56,7 @@ class Groups:
     def places(self, chosen: np.ndarray) -> np.ndarray:
         """The places of the records of some groups that are used."""
         counts = self._counts[chosen]
-        skipped = self._ends[chosen] - counts.cumsum()
+        skipped = self._counts.cumsum()[chosen] - counts.cumsum()
         return self._used[np.arange(counts.sum()) + np.repeat(skipped, counts)]
 
     def means(self, values: Tensor) -> Tensor:
@@ -77,12 +65,7 @@ class Groups:
         weights = self.weights.to(values.device)
         # A value that is not used must not reach its group's mean, whatever it is.
         parts = torch.where(weights > 0, values.double() * weights, 0.0)
-        found = parts.new_zeros(*values.shape[:-1], len(self)).index_add_(-1, owners, parts)
-        return found.to(values.dtype if values.is_floating_point() else torch.float64)
-
-    def unit(self, relation: NeighboringRelation) -> PrivacyUnit:
-        """Whom a guarantee for these groups protects."""
-        return PrivacyUnit.of_person(self.per_group, relation)
+        return parts.new_zeros(*values.shape[:-1], len(self)).index_add_(-1, owners, parts)
 
 
 def groups_of(ids: Any, num_records: int, per_group: int | None = None) -> Groups | None:
@@ -96,11 +79,11 @@ def groups_of(ids: Any, num_records: int, per_group: int | None = None) -> Group
 
 def _owners(ids: Any, num_records: int) -> np.ndarray:
     """The group of each record, in the order in which the groups first come."""
-    values = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    if not isinstance(values, list) or len(values) != num_records:
+    values = list(ids.tolist() if hasattr(ids, "tolist") else ids)
+    if len(values) != num_records:
         raise ValueError(
             f"`groups` must have one identifier for each of the {num_records:,} records, got "
-            f"{len(values) if isinstance(values, list) else 1:,}."
+            f"{len(values):,}."
         )
     numbers: dict[Any, int] = {}
     try:

@@ -198,9 +198,8 @@ class PrivateObjective:
         check_callable("record_losses", record_losses)
         check_payment(ledger, unsafe_seed=unsafe_seed)
         self.bounds = check_interval("bounds", bounds)
-        record_losses, unit = scores_and_unit(
-            record_losses, unit, groups, per_group, self.bounds, nan_as=self.bounds[bool(negate)]
-        )
+        how: Any = {"bounds": self.bounds, "nan_as": self.bounds[bool(negate)]}
+        record_losses, unit = scores_and_unit(record_losses, unit, groups, per_group, **how)
         self.record_losses = record_losses
         self.mu = check_positive("mu", mu)
         self.num_records = known_num_records(record_losses, num_records, takes_statistic=True)

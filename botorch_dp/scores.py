@@ -87,7 +87,7 @@ def known_num_records(
 
 
 class GroupScores:
-    """The scores of groups: the means of their records' scores, clipped to the bounds before.
+    """``b x groups`` scores: means of the records' scores, which are clipped to bounds before.
 
     Args:
         record_scores: What returns ``b x n`` scores of records.
@@ -99,44 +99,30 @@ class GroupScores:
     def __init__(
         self, record_scores: Any, groups: Groups, bounds: tuple[float, float], nan_as: float
     ) -> None:
-        self._record_scores, self._groups = record_scores, groups
-        self._bounds, self._nan_as = bounds, nan_as
+        self._scores, self._groups, self._how = record_scores, groups, (bounds, nan_as)
         self.num_records = len(groups)
-        self.has_steps = getattr(record_scores, "has_steps", False)
-        self.incumbent = getattr(record_scores, "incumbent", None)
-        self.loss = getattr(record_scores, "loss", None)
+        for name in ("has_steps", "incumbent", "loss"):
+            setattr(self, name, getattr(record_scores, name, None))
 
     def __call__(self, X: Any) -> Tensor:
-        """``b x groups``."""
-        scores = checked_scores(
-            self._record_scores(X), num_points=len(X), num_records=len(self._groups.owners)
-        )
-        return self._groups.means(scores.double().nan_to_num(self._nan_as).clamp(*self._bounds))
+        """The means."""
+        n, (bounds, nan_as) = len(self._groups.owners), self._how
+        scores = checked_scores(self._scores(X), num_points=len(X), num_records=n)
+        return self._groups.means(scores.double().nan_to_num(nan_as).clamp(*bounds))
 
 
 def scores_and_unit(
-    record_scores: Any,
-    unit: PrivacyUnit,
-    groups: Any,
-    per_group: int | None,
-    bounds: tuple[float, float],
-    *,
-    nan_as: float,
+    record_scores: Any, unit: PrivacyUnit, groups: Any, per_group: int | None, **how: Any
 ) -> tuple[Any, PrivacyUnit]:
-    """What is averaged and whom it protects: groups, if they are given or scores have some."""
-    found: Groups | None = getattr(record_scores, "groups", None)
-    if found is not None and (groups is not None or per_group is not None):
-        raise TypeError("The scores have `groups` already: leave `groups` and `per_group` out.")
-    if found is None:
-        known = getattr(record_scores, "num_records", None)
-        count = 0 if groups is None else len(groups)
-        found = groups_of(groups, count if known is None else known, per_group)
+    """What is averaged and whom it protects: people, if groups are given or scores have some."""
+    count = getattr(record_scores, "num_records", None) or len([] if groups is None else groups)
+    found = groups_of(groups, count, per_group) or getattr(record_scores, "groups", None)
     if found is None:
         return record_scores, unit
     if getattr(record_scores, "statistic", None) is not None:
         raise ValueError("AUC and F1 compare records, so that no person has a score of their own.")
-    people = found.unit(unit.relation).given(*unit.conditions)
-    return GroupScores(record_scores, found, bounds, nan_as), people
+    people = PrivacyUnit.of_person(found.per_group, unit.relation).given(*unit.conditions)
+    return GroupScores(record_scores, found, **how), people
 
 
 def checked_scores(

@@ -93,20 +93,15 @@ class PrivacyUnit:
         return cls(f"{_OF_PERSON}{records} used", relation, (_ALL_OF_ONE,))
 
     @property
-    def is_person(self) -> bool:
-        """Whether one unit of the relation is a person with all their records."""
-        return _OF_PERSON in self.protects
-
-    @property
     def counted(self) -> str:
         """What there are ``n`` of, in a word."""
-        return "people" if self.is_person else "records"
+        return "people" if _OF_PERSON in self.protects else "records"
 
     @property
     def neighbours(self) -> str:
         """In what two data sets differ that must be hard to tell apart."""
         words = self.relation.value
-        return words.replace("record", "person") if self.is_person else words
+        return words if self.counted == "records" else words.replace("record", "person")
 
     def given(self, *conditions: str) -> PrivacyUnit:
         """The same unit with further conditions on the caller."""

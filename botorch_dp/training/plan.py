@@ -193,11 +193,6 @@ class TrainingPlan:
         return self.batch_size * (self.per_group or 1)
 
     @property
-    def counted(self) -> str:
-        """What ``num_records`` and ``batch_size`` count, in a word."""
-        return self.unit.counted
-
-    @property
     def unit(self) -> PrivacyUnit:
         """Whom the training protects."""
         if self.per_group is None:
@@ -248,7 +243,7 @@ class TrainingPlan:
         mechanism = f"{name}{normalized} on {_BATCHES[self.sampling]}"
         unit = self.unit
         if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            unit = unit.given(_COUNT_IS_PUBLIC.format(counted=self.counted))
+            unit = unit.given(_COUNT_IS_PUBLIC.format(counted=self.unit.counted))
         if self.noise_multiplier == 0:
             return Guarantee(mechanism, unit, (), void="no noise was added")
         different = (_DIFFERENT,) if self.per_group is None else ()
@@ -306,10 +301,10 @@ class TrainingPlan:
             price,
             f"Noise multiplier: {noise} (standard deviation {self.noise_std:.4g} on each sum of "
             f"clipped gradients, {self.noise_std / self.batch_size:.2g} on their mean).",
-            f"Batches: {size} of {n:,} {self.counted}. Steps: {self.steps:,} ({self.epochs:,} "
+            f"Batches: {size} of {n:,} {self.unit.counted}. Steps: {self.steps:,} ({self.epochs:,} "
             f"epochs), learning rate {self.learning_rate:g}.",
             f"Choose a smaller delta: {self.delta:g} is not below 1 / {n:,}, and publishing one "
-            f"of the {self.counted} at random would meet such a delta."
+            f"of the {self.unit.counted} at random would meet such a delta."
             if self.delta >= 1 / n
             else "",
             *self.notes,
@@ -388,7 +383,7 @@ def make_plan(
         **fixed,
     )
     check_count("epochs * (num_records // batch_size)", plan.steps)
-    if plan.beside is not None and plan.beside.unit.is_person != plan.unit.is_person:
+    if plan.beside is not None and plan.beside.unit.counted != plan.unit.counted:
         raise PrivacyError(
             f"What is released beside the model protects {plan.beside.protects}, and the training "
             f"{plan.unit.protects}: make both with the same `groups`, or both without."

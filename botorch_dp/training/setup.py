@@ -178,10 +178,9 @@ class Setup:
         found = []
         if self.groups is not None:
             found.append(
-                f"Groups: the first {self.groups.per_group} records of each of "
-                f"{len(self.groups):,} people are used, in the order of the rows, and the mean of "
-                "their clipped gradients counts as one gradient. Where everybody has one record, "
-                "this is the guarantee for a record."
+                f"Each of {self.num_units:,} people counts as a record: of the first "
+                f"{self.per_group} that they have in the order of the rows, the mean of the "
+                "clipped gradients. Where everybody has one, this is the guarantee for a record."
             )
         if not self.num_tests:
             found.append("No accuracy is measured, because there are no test records.")
@@ -292,15 +291,8 @@ class Setup:
             regression=not is_scored,
             relation=relation,
         )
-        if self.groups is None:
-            return suggested
-        most = max(1, LARGEST_PUBLISHED_BATCH // self.groups.per_group)
-        counted = "In these lines, each person counts as one record."
-        return replace(
-            suggested,
-            batch_size=min(suggested.batch_size, most),
-            reasons=(*suggested.reasons, counted),
-        )
+        most = max(1, LARGEST_PUBLISHED_BATCH // (self.per_group or 1))
+        return replace(suggested, batch_size=min(suggested.batch_size, most))
 
     def make_engine(
         self,

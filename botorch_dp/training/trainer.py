@@ -136,7 +136,7 @@ class Trained(Release[nn.Module]):
         """What one would paste into a report."""
         plan = self.plan
         taken = f"A model after {self.steps} of {plan.steps} steps on batches of about "
-        taken += f"{plan.batch_size} of {plan.num_records} {plan.counted}."
+        taken += f"{plan.batch_size} of {plan.num_records} {plan.unit.counted}."
         if self.steps < plan.steps:
             taken += f" The training was stopped; its price is that of all {plan.steps} steps."
         return "\n".join((taken, str(self.guarantee), *plan.notes))

@@ -17,19 +17,14 @@ from torch import Tensor, nn
 
 from botorch_dp._checks import check_choice, did_you_mean
 from botorch_dp.errors import PrivacyError
-from botorch_dp.groups import Groups, groups_of
+from botorch_dp.groups import Groups
 from botorch_dp.pareto import PrivacyUtilityProblem
 from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyUnit, Release
 from botorch_dp.privacy.receipt_document import Origin
 from botorch_dp.privacy.runs import fingerprint
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training import DPTrainer, TrainingSettings, accuracy
-from botorch_dp.training.plan import (
-    FIXED_BEFOREHAND,
-    LARGEST_PUBLISHED_BATCH,
-    REPLACE_ONE,
-    TrainingPlan,
-)
+from botorch_dp.training.plan import FIXED_BEFOREHAND, LARGEST_PUBLISHED_BATCH, TrainingPlan
 from botorch_dp.training.records import synthetic_records
 from botorch_dp.tuning.private_selection import (
     PrivateSelection,
@@ -143,6 +138,8 @@ class PrivateFit(PrivateSelection):
 
     _what = "a private fit"
     _result_type = FitResult
+    #: Of people, whose test records are others.
+    _apart: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -184,16 +181,17 @@ class PrivateFit(PrivateSelection):
                 "has a metric of its own, of which nobody knows how far one record moves it. Use "
                 "the trainer's default metric, or public test records."
             )
-        groups = setup.groups if test_records == "training" else None
-        if test_records == "sensitive":
-            if (test_groups is None) != (setup.groups is None):
-                raise PrivacyError(
-                    "The trainer's `groups` say whose the training records are, and `test_groups` "
-                    "whose the sensitive test records are: pass both or none."
-                )
-            groups = groups_of(test_groups, setup.num_tests, setup.per_group)
-        elif test_groups is not None:
-            raise ValueError("`test_groups` is for sensitive test records only.")
+        wanted = test_records == "sensitive" and setup.groups is not None
+        if (test_groups is not None) != wanted:
+            raise PrivacyError(
+                "`test_groups` say whose the sensitive test records are, and the trainer's "
+                "`groups` whose the training records are: pass both or none."
+            )
+        groups = setup.groups
+        if wanted:
+            groups = Groups(test_groups, setup.num_tests, setup.per_group)
+            self._apart = ("no person has both training records and test records",)
+            self._test_unit = PrivacyUnit.of_person(groups.per_group)
         scored = {"sensitive": setup.num_tests, "training": setup.num_units}
         if groups is not None:
             scored["sensitive"] = len(groups)
@@ -270,23 +268,15 @@ class PrivateFit(PrivateSelection):
     def _training_guarantee(self) -> tuple[str, PrivacyUnit, tuple[str, ...]]:
         trained = self._typical_plan.guarantee
         conditions = tuple(c for c in trained.unit.conditions if c != FIXED_BEFOREHAND)
-        unit = replace(trained.unit, conditions=(*conditions, *self._apart()))
+        unit = replace(trained.unit, conditions=(*conditions, *self._apart))
         return trained.mechanism, unit, trained.assumptions
 
     @property
     def _origin(self) -> Origin:
         return super()._origin if self._selects else self._typical_plan.origin
 
-    def _test_unit(self) -> PrivacyUnit:
-        groups = self._own.groups
-        return super()._test_unit() if groups is None else groups.unit(REPLACE_ONE)
-
     def _test_conditions(self) -> tuple[str, ...]:
-        return (*self.trainer.setup.conditions, *self._apart())
-
-    def _apart(self) -> tuple[str, ...]:
-        together = self._own.groups is None or self.scored_on != "sensitive"
-        return () if together else ("no person has both training records and test records",)
+        return (*self.trainer.setup.conditions, *self._apart)
 
     def _stored(self, artifact: Any) -> Any:
         return artifact  # tensors, which a checkpoint stores as they are

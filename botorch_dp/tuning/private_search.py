@@ -165,9 +165,8 @@ class PrivateSearch:
         check_callable("record_scores", record_scores)
         low, high = check_interval("bounds", bounds)
         check_positive("bounds", high - low)
-        record_scores, unit = scores_and_unit(
-            record_scores, unit, groups, per_group, (low, high), nan_as=low if maximize else high
-        )
+        how: Any = {"bounds": (low, high), "nan_as": low if maximize else high}
+        record_scores, unit = scores_and_unit(record_scores, unit, groups, per_group, **how)
         n = known_num_records(record_scores, num_records, takes_statistic=True)
         statistic: Statistic | None = getattr(record_scores, "statistic", None)
         if statistic is not None and ((low, high) != (0.0, 1.0) or maximize):

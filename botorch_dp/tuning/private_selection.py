@@ -266,6 +266,7 @@ class PrivateSelection:
 
     _what = "a private selection"
     _result_type: type[SelectionResult] = SelectionResult
+    _test_unit = PrivacyUnit("one test record")
 
     def __init__(
         self,
@@ -354,7 +355,7 @@ class PrivateSelection:
         if self.scored_on != "sensitive":
             return None
         # Their number divides the score: they are replaced, whatever the trainings' relation is.
-        unit = self._test_unit().given(_CHOSEN, *self._test_conditions())
+        unit = self._test_unit.given(_CHOSEN, *self._test_conditions())
         if self._selects:
             unit = unit.given(_SECRET)
         return self._guarantee("noisy test scores", unit, ())
@@ -528,10 +529,6 @@ class PrivateSelection:
         if self.scored_on == "training":
             unit = unit.given(self._mean_condition())
         return words_of(self._typical), unit, ()
-
-    def _test_unit(self) -> PrivacyUnit:
-        """Who is replaced by another among sensitive test records."""
-        return PrivacyUnit("one test record")
 
     def _test_conditions(self) -> tuple[str, ...]:
         return self._mean_condition(), _SCORES_ONLY

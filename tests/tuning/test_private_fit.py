@@ -555,7 +555,7 @@ class TestPeople:
             self.people()
         with pytest.raises(PrivacyError, match="pass both or none"):
             fit(test_groups=self.TESTS)
-        with pytest.raises(ValueError, match="sensitive test records only"):
+        with pytest.raises(PrivacyError, match="both or none"):
             self.people(test_records="public", test_groups=self.TESTS)
         with pytest.raises(ValueError, match="each of the 60 records"):
             self.people(test_groups=self.IDS)
