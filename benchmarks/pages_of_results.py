@@ -564,8 +564,30 @@ def _hundredths(gap: dict[str, Any]) -> str:
     return f"{100 * gap['mean']:+.2f} ± {50 * (gap['high'] - gap['low']):.2f}"
 
 
+def people() -> str:
+    """Accuracies, and for other ways than the default the paired difference from it."""
+    found = stored("people")
+    names = [name for name in found if isinstance(found[name], dict) and "people" in found[name]]
+    head = [
+        f"{name}: {found[name]['people']:,} with {found[name]['records']:,} records, at most "
+        f"{found[name]['most records']:,}"
+        for name in names
+    ]
+    rows = []
+    for way in found[names[0]]["accuracy"]:
+        label = way.replace("groups, k", "`groups=`, k").replace("epsilon", "ε")
+        cells = []
+        for name in names:
+            above = found[name]["above the default"].get(way)
+            cell = interval(found[name]["accuracy"][way])
+            cells.append(cell if above is None else f"{cell}; {interval(above)}")
+        rows.append([label, *cells])
+    majority = [fixed(found[name]["majority"]) for name in names]
+    return table(["", *head], [*rows, ["always the more frequent label", *majority]])
+
+
 TABLES_OF_RESULTS = (
-    accounting_fronts, descent, faults,
+    accounting_fronts, descent, faults, people,
     opacus_fronts, engines, mixing_models, paid_adult, paid_mnist, paid_studies, paid_prices,
     paid_optuna, proposals, faster, longer, growth, seen_trials, seen_limit,
     trainer_memory, tuning_tasks, all_methods, generated_regrets, generated_differences,
