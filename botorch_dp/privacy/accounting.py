@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -45,6 +44,8 @@ from botorch_dp.privacy.losses import (
     NeighboringRelation,
     PoissonSGDLoss,
     PrivacyLoss,
+    Sampling,
+    sampled_kind,
 )
 from botorch_dp.privacy.pld.composition import (
     LARGEST_MU,
@@ -52,11 +53,10 @@ from botorch_dp.privacy.pld.composition import (
     steps_term,
     terms_epsilon,
 )
-from botorch_dp.privacy.pld.distributions import SampledKind, sampled_gaussian
+from botorch_dp.privacy.pld.distributions import sampled_gaussian
 from botorch_dp.privacy.pld.fourier import FAST, Sums
 from botorch_dp.privacy.pld.gaussian import gaussian_epsilon, gaussian_mu, safe_root
 
-Sampling = Literal["poisson", "without_replacement"]
 _SAMPLINGS = ("poisson", "without_replacement")
 
 
@@ -297,13 +297,6 @@ def dp_sgd_noise_multiplier(
     ).for_epsilon(epsilon, delta, tolerance=tolerance)
     assert training.noise_multiplier is not None
     return training.noise_multiplier
-
-
-def sampled_kind(sampling: Sampling, relation: NeighboringRelation) -> SampledKind:
-    """Which dominating pair a step has."""
-    if sampling == "without_replacement":
-        return "fixed"
-    return "replace" if relation is NeighboringRelation.REPLACE_ONE else "add_or_remove"
 
 
 def checked_relation(sampling: str, relation: NeighboringRelation | None) -> NeighboringRelation:

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from botorch_dp._checks import (
     check_delta,
@@ -29,6 +29,9 @@ from botorch_dp.privacy.pld.renyi import (
     pure_rdp,
     sampled_gaussian_rdp,
 )
+
+#: How batches are drawn.
+Sampling = Literal["poisson", "without_replacement"]
 
 #: What a charge costs: epsilon and delta of what is summed, mu of what is Gaussian.
 Cost = tuple[float, float, float]
@@ -243,6 +246,13 @@ class SelectionLoss(ApproximateLoss):
         return {**super().to_dict(), "shape": shape}
 
 
+def sampled_kind(sampling: Sampling, relation: NeighboringRelation) -> SampledKind:
+    """Which dominating pair a step has."""
+    if sampling == "without_replacement":
+        return "fixed"
+    return "replace" if relation is NeighboringRelation.REPLACE_ONE else "add_or_remove"
+
+
 class SampledSGDLoss(PrivacyLoss):
     """DP-SGD on random batches: what Poisson sampling and batches of fixed size have in common.
 
@@ -250,6 +260,7 @@ class SampledSGDLoss(PrivacyLoss):
     relation, as in Opacus.
     """
 
+    sampling: ClassVar[Sampling]
     noise_multiplier: float
     steps: int
     relation: NeighboringRelation
@@ -260,9 +271,9 @@ class SampledSGDLoss(PrivacyLoss):
         """The probability that a record is in a batch."""
 
     @property
-    @abstractmethod
     def sampled_kind(self) -> SampledKind:
         """Which dominating pair a step has."""
+        return sampled_kind(self.sampling, self.relation)
 
     @property
     def noise_over_sensitivity(self) -> float:
@@ -286,6 +297,7 @@ class PoissonSGDLoss(SampledSGDLoss):
     """DP-SGD with Poisson sampling: each record is in a batch independently of all others."""
 
     kind = "poisson_sgd"
+    sampling = "poisson"
     noise_multiplier: float
     sampling_probability: float
     steps: int
@@ -308,18 +320,13 @@ class PoissonSGDLoss(SampledSGDLoss):
         """The probability that a record is in a batch."""
         return self.sampling_probability
 
-    @property
-    def sampled_kind(self) -> SampledKind:
-        """Which dominating pair a step has."""
-        replaced = self.relation is NeighboringRelation.REPLACE_ONE
-        return "replace" if replaced else "add_or_remove"
-
 
 @dataclass(frozen=True)
 class FixedBatchSGDLoss(SampledSGDLoss):
     """DP-SGD on batches of fixed size drawn without replacement, under replace-one."""
 
     kind = "fixed_batch_sgd"
+    sampling = "without_replacement"
     relation = NeighboringRelation.REPLACE_ONE
     noise_multiplier: float
     batch_size: int
@@ -339,11 +346,6 @@ class FixedBatchSGDLoss(SampledSGDLoss):
     def sampling_fraction(self) -> float:
         """The probability that a record is in a batch."""
         return self.batch_size / self.num_records
-
-    @property
-    def sampled_kind(self) -> SampledKind:
-        """Which dominating pair a step has."""
-        return "fixed"
 
 
 _KINDS: dict[str, type[PrivacyLoss]] = {

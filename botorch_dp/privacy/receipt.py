@@ -220,8 +220,7 @@ class Receipt:
 
     def registry(self) -> dict[str, Any]:
         """An entry for the `registry of deployments
-        <https://registry.opendp.org/deployments-registry>`_, JSON-ready; what is empty, no receipt
-        knows.
+        <https://registry.opendp.org/deployments-registry>`_, JSON-ready, as far as a receipt goes.
         """
         document, guarantee = self.document, self.guarantee
         promise, mechanism = document["promise"], document["mechanism"]
@@ -230,15 +229,11 @@ class Receipt:
         budget = ledger and f"; all releases: epsilon {ledger['epsilon']}, delta {ledger['delta']}"
         return {
             "basic": {
-                **dict.fromkeys(("name", "intended_use", "description"), ""),
-                "data_curators": [],
                 "data_product_type": document["released"]["kind"],
-                **dict.fromkeys(("data_product_region", "data_product_sector"), ""),
                 "publication_date": document["released"]["date"],
             },
             "dp_variant": {
                 "variant_name": "Approximate DP" if self.delta else "Pure DP",
-                "data_domain": "",
                 "unprotected_quantities": "; ".join(guarantee.conditions),
             },
             "privacy_loss": {
@@ -247,11 +242,8 @@ class Receipt:
                 "privacy_parameters": {k: v for k, v in parameters.items() if v is not None},
                 "privacy_parameters_details": promise["statement"],
             },
-            "deployment_model": {"model_name": "Central", "actors": "", "release_type": ""},
-            "accounting": {
-                "post_processing": "",
-                "composition": f"{accountant}{budget or ''}",
-            },
+            "deployment_model": {"model_name": "Central"},
+            "accounting": {"composition": f"{accountant}{budget or ''}"},
             "implementation": {
                 "preprocessing_and_hyperparameter_tuning": ORIGINS[document["settings"]["origin"]],
                 "mechanisms": f"{mechanism['name']}: {json.dumps(mechanism['event'])}",

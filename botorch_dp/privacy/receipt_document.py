@@ -47,43 +47,22 @@ ORIGINS: dict[str, str] = {
 }
 
 #: Sections and the types of their fields. `charge` is a section of `ledger`.
+_NUMBER = int | float
+_CHARGED = dict.fromkeys(("epsilon", "delta"), _NUMBER)
 FORMS: dict[str, dict[str, Any]] = {
-    "released": {"kind": str, "digest": str | None, "date": str, "noise_scale": int | float | None},
+    "released": {"kind": str, "digest": str | None, "date": str, "noise_scale": _NUMBER | None},
     "promise": {
-        "status": str,
-        "epsilon": int | float,
-        "delta": int | float,
-        "protects": str,
-        "relation": str,
-        "neighbours": str,
-        "conditions": list,
-        "assumptions": list,
-        "statement": str,
+        **_CHARGED,
+        **dict.fromkeys(("status", "protects", "relation", "neighbours", "statement"), str),
+        **dict.fromkeys(("conditions", "assumptions"), list),
     },
     "mechanism": {"name": str, "losses": list, "event": dict, "noise_unit": str},
     "settings": {"origin": str, "note": str},
-    "ledger": {
-        "epsilon": int | float,
-        "delta": int | float,
-        "relation": str | None,
-        "charge": dict | None,
-    },
-    "charge": {
-        "number": int,
-        "date": str,
-        "label": str,
-        "epsilon": int | float,
-        "delta": int | float,
-        "mu": int | float,
-    },
-    "audit": {
-        "lower_bound": int | float,
-        "delta": int | float,
-        "confidence": int | float,
-        "samples": int,
-    },
+    "ledger": {**_CHARGED, "relation": str | None, "charge": dict | None},
+    "charge": {"number": int, "date": str, "label": str, **_CHARGED, "mu": _NUMBER},
+    "audit": {"samples": int, **dict.fromkeys(("lower_bound", "delta", "confidence"), _NUMBER)},
     "accounting": {"accountant": str, "proof": str},
-    "signature": {"algorithm": str, "public_key": str, "value": str},
+    "signature": dict.fromkeys(("algorithm", "public_key", "value"), str),
 }
 SECTIONS = {"schema", "version", "training", "software", "digest", *FORMS} - {"charge"}
 NOISE_UNITS = {
