@@ -702,7 +702,7 @@ def placement(seeds: int, steps: int, dim: int = 5) -> dict[str, Any]:
                 model = public_gp(X, X[:, :1] * 0, kernel=kernel, noise_variance=noise)
                 (belief,) = gradient_beliefs(model, torch.zeros(dim, dtype=torch.double))
                 points = [
-                    replace(design, noise_variance=noise).propose(belief).points
+                    replace(design, noise_variance=noise).propose(belief)[0]
                     for design in designs.values()
                 ]
                 spread = [10 ** (-1.5 * k / max(steps - 1, 1)) for k in range(steps)]

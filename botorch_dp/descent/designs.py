@@ -65,14 +65,6 @@ def observation_noise(
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """Points to sample (``b x d``) and the radius they came from, in length-scales."""
-
-    points: Tensor
-    radius: float
-
-
-@dataclass(frozen=True)
 class Design:
     """Where to ask for losses, how many answers to keep, and what to assume of them.
 
@@ -138,8 +130,8 @@ class Design:
         step: int = 0,
         steps: int = 1,
         previous: float | None = None,
-    ) -> Proposal:
-        """Points within a ``2 x d`` box around the location of what is known of the gradient.
+    ) -> tuple[Tensor, float]:
+        """Points (``b x d``) in a ``2 x d`` box around a location, and their radius.
 
         As many as the batch has; with a tolerance fewer; none where nothing is left to learn. A
         search for the radius starts from that of the ``previous`` step, counted from 0.
@@ -150,21 +142,21 @@ class Design:
             known = torch.finfo(belief.location.dtype).eps ** _KNOWN_EXPONENT
             limit = known * belief.prior.trace()
             if bool(belief.trace <= limit.clamp_min(self.tolerance or 0.0)):
-                return Proposal(belief.location.new_zeros(0, d), 0.0)
+                return belief.location.new_zeros(0, d), 0.0
         radii = self._radii(belief.location.dtype, step, steps, previous)
         count = self.size(d)
         if self.tolerance is None:
-            return self._stencil(belief, count, radii, box)[0]
+            return self._stencil(belief, count, radii, box)[:2]
         for fewer in range(1, count + 1):
-            proposal, trace = self._stencil(belief, fewer, radii, box)
+            points, radius, trace = self._stencil(belief, fewer, radii, box)
             if trace <= self.tolerance:
                 break
-        return proposal
+        return points, radius
 
     def _stencil(
         self, belief: GradientBelief, count: int, radii: list[float], box: Tensor | None
-    ) -> tuple[Proposal, float]:
-        """``count`` points at the best of some radii, and the trace they would leave if needed."""
+    ) -> tuple[Tensor, float, float]:
+        """``count`` points at the best of some radii, it, and the trace they leave if needed."""
         stencil: Stencil = "central" if self.name == "central" else "simplex"
         units = belief.units
         directions = stencil_directions(stencil, count, leading_basis(belief.covariance, units))
@@ -173,7 +165,7 @@ class Design:
         )
         is_wanted = self.tolerance is not None or self.name == "optimize"
         if len(radii) == 1 and not is_wanted:
-            return Proposal(candidates[0], radii[0]), math.nan
+            return candidates[0], radii[0], math.nan
         # Losses are trusted to a limited number of digits only.
         noise = max(self.noise_variance, numerical_noise(belief.derivatives, belief.location))
         with torch.no_grad():
@@ -182,7 +174,7 @@ class Design:
         points, trace = candidates[best], float(traces[best]) if is_wanted else math.nan
         if self.name == "optimize":
             points, trace = _polished(belief, points, trace, noise, box)
-        return Proposal(points, radii[best]), trace
+        return points, radii[best], trace
 
     def _radii(
         self, dtype: torch.dtype, step: int, steps: int, previous: float | None

@@ -327,7 +327,7 @@ class DPGIBO:
 
         # One stream for each step, so that a resumed simulation continues bit for bit.
         seed = None if settings.unsafe_seed is None else (settings.unsafe_seed << 32) + done.steps
-        gradient = prepared.release(
+        gradient, seen, mean = prepared.release(
             run,
             observe,
             clip_norm=settings.clip_norm,
@@ -337,16 +337,15 @@ class DPGIBO:
             label=f"DP-GIBO step {done.steps + 1} of {settings.steps}",
             unsafe_seed=seed,
         )
-        seen = gradient.observations
         evaluations, trace = len(prepared.points), float(prepared.belief.trace)
         record = StepRecord(evaluations, len(prepared.factor), prepared.radius, trace)
-        with self._optimizer_step(gradient.value) as location:
+        with self._optimizer_step(gradient) as location:
             taken = _Progress(
                 seen, (*done.trajectory, location), (*done.history, record), seen.num_records
             )
             self._store(run, taken)
             self._progress = taken
-        self._diagnostics.add(gradient.mean)
+        self._diagnostics.add(mean)
 
     @contextmanager
     def _optimizer_step(self, gradient: Tensor) -> Iterator[Tensor]:

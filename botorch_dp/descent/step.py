@@ -136,12 +136,12 @@ class GradientStep:
         size = design.size(len(location))
         before = observations.within(max(0, design.max_points - size))
         belief = GradientBelief(before.factor, location, unknown_mean=design.mean == "constant")
-        proposal = design.propose(belief, box=box, step=number, steps=steps, previous=previous)
-        points = placed(proposal.points)
+        found = design.propose(belief, box=box, step=number, steps=steps, previous=previous)
+        points, radius = placed(found[0]), found[1]
         factor, kept = before.factor.extended(points, noise)
         if len(kept):
             belief = belief.extended(factor)
-        return cls(before, number, factor, points[kept], kept, belief, proposal.radius)
+        return cls(before, number, factor, points[kept], kept, belief, radius)
 
     def answered(self, losses: Tensor) -> Observations:
         """All observations, given the losses at :attr:`points`, ``b x n``."""
@@ -166,8 +166,8 @@ class GradientStep:
         key: str,
         label: str,
         unsafe_seed: int | None,
-    ) -> NoisyGradient:
-        """The noisy mean of the clipped gradients, drawn once under its key.
+    ) -> tuple[Tensor, Observations, ClippedMean]:
+        """The noisy mean of the clipped gradients, drawn once under its key, and what was read.
 
         Guarantee: ``mu``-Gaussian differential privacy. A record enters through its own column of
         losses, that is through one vector of norm at most ``B``, so replacing it moves the mean by
@@ -182,6 +182,10 @@ class GradientStep:
             key: Names the gradient in the run.
             label: The ledger's note.
             unsafe_seed: Of simulated noise, or None for real noise.
+
+        Returns:
+            The gradient, which is released; all observations and the mean without noise, which are
+            **sensitive**.
         """
 
         @functools.cache
@@ -201,26 +205,7 @@ class GradientStep:
         else:
             value = run.release(price, draw, read=read, key=key, label=label)
         # A gradient may have been replayed; its losses are needed by the steps to come.
-        observations, mean = read()
-        std = 0.0 if math.isinf(mu) else 2 * clip_norm / (mean.num_records * mu)
-        return NoisyGradient(value, std, observations, mean)
-
-
-@dataclass(frozen=True, eq=False)
-class NoisyGradient:
-    """What one step released, and what it read for that.
-
-    Args:
-        value: The noisy mean of the clipped gradients, ``d``. Released.
-        noise_std: Of the noise on each coordinate; public.
-        observations: All that was observed. **Sensitive.**
-        mean: The mean without noise, with its counts. **Sensitive.**
-    """
-
-    value: Tensor
-    noise_std: float
-    observations: Observations
-    mean: ClippedMean
+        return value, *read()
 
 
 def read_losses(record_losses: PerRecordLosses, X: Tensor, num_records: int | None) -> Tensor:

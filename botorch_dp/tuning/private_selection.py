@@ -28,7 +28,6 @@ from botorch_dp.privacy import (
     PrivacyBudget,
     PrivacyLedger,
     PrivacyUnit,
-    Receipt,
     Release,
     gaussian_mu,
 )
@@ -147,7 +146,8 @@ class SelectionResult(Release[Any]):
         score: The released score, or None if nothing came out; NaN if a score on public records
             was no number in every training. One that noise carried beyond 0 or 1 is that bound. The
             best of many noisy scores is too good on average.
-        for_tests: The same with what it promises a test record, if those are sensitive.
+        for_tests: The same with what it promises a test record, if those are sensitive, and with a
+            receipt of its own.
         number: The law of the number of trainings, which is public; None for a single one.
         scored_on: Which records scored.
     """
@@ -163,23 +163,6 @@ class SelectionResult(Release[Any]):
     def test_guarantee(self) -> Guarantee | None:
         """What all of it promises a test record, if those are sensitive."""
         return None if self.for_tests is None else self.for_tests.guarantee
-
-    def receipt(self, records: Literal["training", "test"] = "training", **facts: Any) -> Receipt:
-        """A document that a stranger can check.
-
-        Args:
-            records: Whose guarantee: the training records', or the sensitive test records'.
-            facts: See :meth:`Receipt.of`.
-        """
-        check_choice("records", records, ("training", "test"))
-        if records == "training":
-            return super().receipt(**facts)
-        if self.for_tests is None:
-            raise ValueError(
-                "`records` is 'test', but the test records are public or were not used, so "
-                "nothing is promised to them."
-            )
-        return self.for_tests.receipt(**facts)
 
     def __str__(self) -> str:
         shown = {

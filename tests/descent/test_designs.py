@@ -33,7 +33,7 @@ def belief_at(
 def test_a_full_batch_leaves_little_trace(name: DesignName, kernel: Kernel) -> None:
     belief = belief_at(kernel)
     design = as_design(name)
-    points = design.propose(belief, box=BOX).points
+    points = design.propose(belief, box=BOX)[0]
     assert points.shape == (design.size(D), D)
     assert ((points >= 0) & (points <= 1)).all()
     assert belief.trace_after(points, 1e-12) < 1e-3 * belief.prior.trace()
@@ -42,7 +42,7 @@ def test_a_full_batch_leaves_little_trace(name: DesignName, kernel: Kernel) -> N
 def test_central_differences_beat_the_simplex() -> None:
     belief = belief_at()
     traces = {
-        name: float(belief.trace_after(as_design(name).propose(belief).points, 1e-10))
+        name: float(belief.trace_after(as_design(name).propose(belief)[0], 1e-10))
         for name in get_args(DesignName)
     }
     assert traces["central"] < traces["simplex"] / 5
@@ -51,15 +51,15 @@ def test_central_differences_beat_the_simplex() -> None:
 def test_polishing_never_hurts_and_the_simplex_is_near_the_best() -> None:
     for noise in (1e-6, 1e-2):
         belief = belief_at()
-        simplex = Design(noise_variance=noise).propose(belief).points
-        polished = Design("optimize", noise_variance=noise).propose(belief).points
+        simplex = Design(noise_variance=noise).propose(belief)[0]
+        polished = Design("optimize", noise_variance=noise).propose(belief)[0]
         ratio = belief.trace_after(polished, noise) / belief.trace_after(simplex, noise)
         assert 0.6 < ratio <= 1 + 1e-9
 
 
 def test_the_best_radius_grows_with_the_noise() -> None:
     belief = belief_at()
-    radii = [Design(noise_variance=v).propose(belief).radius for v in (1e-8, 1e-6, 1e-4)]
+    radii = [Design(noise_variance=v).propose(belief)[1] for v in (1e-8, 1e-6, 1e-4)]
     # In length-scales: about .013, .038 and .11 (with a grid of 24 radii between 1e-3 and 2).
     assert radii == sorted(radii)
     assert 0.005 < radii[0] < 0.03 and 0.05 < radii[-1] < 0.3
@@ -67,11 +67,11 @@ def test_the_best_radius_grows_with_the_noise() -> None:
 
 def test_a_given_radius_is_kept_and_a_pair_shrinks() -> None:
     belief = belief_at()
-    assert Design(radius=0.2).propose(belief).radius == pytest.approx(0.2)
+    assert Design(radius=0.2).propose(belief)[1] == pytest.approx(0.2)
     shrinking = Design(radius=(0.3, 0.03))
-    radii = [shrinking.propose(belief, step=i, steps=3).radius for i in range(3)]
+    radii = [shrinking.propose(belief, step=i, steps=3)[1] for i in range(3)]
     assert radii == pytest.approx([0.3, (0.3 * 0.03) ** 0.5, 0.03])
-    points = Design(radius=0.2).propose(belief).points
+    points = Design(radius=0.2).propose(belief)[0]
     unit = float(RBFKernel().lengthscale)
     torch.testing.assert_close(
         (points - LOCATION).norm(dim=-1), torch.full((D + 1,), 0.2 * unit, dtype=torch.double)
@@ -81,7 +81,7 @@ def test_a_given_radius_is_kept_and_a_pair_shrinks() -> None:
 def test_later_searches_start_from_the_last_radius_and_become_rare() -> None:
     belief = belief_at()
     after = [
-        Design().propose(belief, step=step, steps=100, previous=0.1).radius for step in range(1, 20)
+        Design().propose(belief, step=step, steps=100, previous=0.1)[1] for step in range(1, 20)
     ]
     searched = [step for step, radius in enumerate(after, start=1) if abs(radius - 0.1) > 1e-9]
     assert searched == [1, 2, 4, 8, 16]
@@ -93,7 +93,7 @@ def test_few_points_go_where_least_is_known() -> None:
     first = torch.zeros(2, D, dtype=torch.double)
     first[:, 0] = torch.tensor([0.05, -0.05])
     belief = belief_at(points=LOCATION + first)
-    points = Design(batch_size=2, radius=0.1).propose(belief).points
+    points = Design(batch_size=2, radius=0.1).propose(belief)[0]
     direction = (points[0] - points[1]) / (points[0] - points[1]).norm()
     assert direction[0].abs() < 0.1
 
@@ -103,23 +103,23 @@ def test_a_tolerance_takes_the_fewest_points(tolerance: float) -> None:
     belief = belief_at()
     assert float(belief.trace) > tolerance
     design = Design(tolerance=tolerance)
-    points = design.propose(belief).points
+    points = design.propose(belief)[0]
     assert belief.trace_after(points, 1e-11) <= tolerance
     if len(points) > 1:
-        fewer = Design(batch_size=len(points) - 1).propose(belief).points
+        fewer = Design(batch_size=len(points) - 1).propose(belief)[0]
         assert belief.trace_after(fewer, 1e-11) > tolerance
 
 
 def test_a_tolerance_out_of_reach_takes_all_points() -> None:
-    assert len(Design(batch_size=3, tolerance=1e-9).propose(belief_at()).points) == 3
+    assert len(Design(batch_size=3, tolerance=1e-9).propose(belief_at())[0]) == 3
 
 
 def test_nothing_is_asked_where_nothing_is_left_to_learn() -> None:
     close = LOCATION + 0.05 * torch.cat((torch.eye(D), -torch.eye(D))).double()
     belief = belief_at(points=close)
-    assert len(Design(tolerance=1.0).propose(belief).points) == 0
+    assert len(Design(tolerance=1.0).propose(belief)[0]) == 0
     spanned = belief_at(PolynomialKernel(power=2), points=torch.randn(60, D).double())
-    assert len(Design().propose(spanned).points) == 0
+    assert len(Design().propose(spanned)[0]) == 0
 
 
 def test_refusals_name_the_argument() -> None:

@@ -541,7 +541,7 @@ class TestPeople:
         assert chosen._price.protects == unit
         ledger = PrivacyLedger(budget=PrivacyBudget(5.0, 1e-4))
         result = chosen.run(ledger=ledger)
-        assert result.receipt().verify().passes and result.receipt("test").verify().passes
+        assert result.receipt().verify().passes and result.for_tests.receipt().verify().passes
         assert all(each.guarantee.protects == unit for each in ledger.entries())
 
     def test_other_people_are_another_run(self, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class TestPublished:
         assert words not in str(result)
         assert result.receipt().document["ledger"]["charge"]["number"] == 2
         assert len(pickle.loads(pickle.dumps(result)).facts["ledger"].entries()) == 1
-        assert result.receipt().verify().passes and result.receipt("test").verify().passes
+        assert result.receipt().verify().passes and result.for_tests.receipt().verify().passes
 
     def test_a_score_stays_between_0_and_1(self) -> None:
         results = [selection(space={"rate": 1.0}, num_scored=1).run() for _ in range(20)]

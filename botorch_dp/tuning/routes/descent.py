@@ -138,7 +138,7 @@ class DescentRoute(SlopedRoute):
             observe = functools.cache(functools.partial(_observed, prepared, losses))
             if step in clip_steps:
                 clip_norm = self._clip_norm(plan, releases, clip_share, observe, prepared)
-            gradient = prepared.release(
+            gradient, observations, _ = prepared.release(
                 releases.run,
                 observe,
                 clip_norm=clip_norm,
@@ -148,10 +148,9 @@ class DescentRoute(SlopedRoute):
                 label=f"private search, gradient {step + 1}",
                 unsafe_seed=releases.seed(2 + step),
             )
-            observations = gradient.observations
             locations.append(location)
-            gradients.append(gradient.value)
-            stds.append(gradient.noise_std)
+            gradients.append(gradient)
+            stds.append(2 * clip_norm / (self.settings.num_records * step_mu))
             location = _next_location(locations, gradients, stds, step / max(plan.steps - 1, 1))
         return self.settings.coordinates.at(base, location.unsqueeze(0))[0]
 
