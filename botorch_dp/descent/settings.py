@@ -284,9 +284,3 @@ class DescentResult:
     def guarantee(self) -> Guarantee:
         """The one guarantee under which all of this may be published, diagnostics aside."""
         return self.location.guarantee
-
-    def __repr__(self) -> str:
-        return (
-            f"DescentResult({len(self.history)} of {self.planned_steps} steps in "
-            f"{len(self.location.value)} parameters; {self.guarantee})"
-        )

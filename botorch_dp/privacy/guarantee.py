@@ -211,7 +211,7 @@ class Guarantee:
             return 1.0
         return composed_delta(self.losses, epsilon)
 
-    def tradeoff(self, alpha: float | Sequence[float]) -> float | list[float]:
+    def tradeoff(self, alpha: float) -> float:
         """How well an attacker can do at best: a lower bound on their missed detections.
 
         Somebody who must tell two neighbouring data sets apart and accepts false alarms with
@@ -219,40 +219,34 @@ class Guarantee:
         [Dong2022]): 1 - alpha where nothing is revealed, 0 where everything may be.
 
         Args:
-            alpha: Probabilities of a false alarm, in [0, 1].
+            alpha: Probability of a false alarm, in [0, 1].
 
         Returns:
-            One probability for each, exact for Gaussian mechanisms.
+            The probability; exact for Gaussian mechanisms.
 
         Example:
             >>> g = Guarantee("survey", PrivacyUnit(), (PureLoss(1.0),))
             >>> round(g.tradeoff(0.05), 3)
             0.864
         """
-        alphas = np.atleast_1d(np.asarray(alpha, dtype=float))
-        if alphas.ndim != 1 or not ((alphas >= 0) & (alphas <= 1)).all():
-            raise ValueError("`alpha` must be probabilities of a false alarm, from 0 to 1.")
-        if self.status == "none":
-            missed = np.zeros(len(alphas))
-        elif self.mu is not None:
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"`alpha` must lie in [0, 1], got {alpha}.")
+        if self.status == "none" or self.mu == math.inf:
+            return 0.0
+        if self.mu is not None:
             # By the tail itself, which does not vanish beside 1.
-            missed = ndtr(-ndtri(alphas) - self.mu) if self.mu < math.inf else 0 * alphas
-        else:
-            missed = self._tradeoff(alphas[:, None])
-        return float(missed[0]) if np.ndim(alpha) == 0 else missed.tolist()
-
-    def _tradeoff(self, alphas: np.ndarray) -> np.ndarray:
-        """The largest of the lines that (epsilon, delta)-DP draws for many epsilons."""
+            return float(ndtr(-ndtri(alpha) - self.mu))
+        # The largest of the lines that (epsilon, delta)-DP draws for many epsilons.
         tail = max(1e-9, 2 * composed_deltas(self.losses, (1e6,))[0])
         reach = composed_epsilon(self.losses, min(tail, 0.999))
         if not math.isfinite(reach):
-            return np.zeros(len(alphas))
+            return 0.0
         epsilons = np.linspace(0, reach, _TRADEOFF_POINTS)
         deltas = np.array(composed_deltas(self.losses, epsilons.tolist()))
         with np.errstate(divide="ignore", over="ignore"):
-            alarms = np.exp(epsilons + np.log(alphas))
-        lines = np.maximum(1 - deltas - alarms, (1 - deltas - alphas) * np.exp(-epsilons))
-        return np.maximum(lines.max(axis=1), 0.0)
+            alarms = np.exp(epsilons + np.log(alpha))
+        lines = np.maximum(1 - deltas - alarms, (1 - deltas - alpha) * np.exp(-epsilons))
+        return max(0.0, float(lines.max()))
 
     def for_group(self, size: int) -> Guarantee:
         """What the same output promises to a group of ``size`` units together.
@@ -539,9 +533,7 @@ def _paragraph(guarantee: Guarantee) -> str:
     more = f", plus a probability of at most {rounded_up(delta)} (delta)" if delta else ""
     # The best guess at even odds is right with (1 + total variation) / 2.
     guess = rounded_up(50 * (1 + guarantee.delta(0.0)), 3)
-    missed = guarantee.tradeoff(0.05)
-    assert isinstance(missed, float)
-    caught = rounded_up(100 * (1 - missed), 3)
+    caught = rounded_up(100 * (1 - guarantee.tradeoff(0.05)), 3)
     sentences = [
         f"This promise protects {guarantee.protects}.",
         f"It is about what anybody can learn from the output of: {guarantee.mechanism}.",

@@ -214,6 +214,4 @@ def finished(steps: int, location: float) -> DescentResult:
 
 def test_a_result_shows_neither_iterates_nor_diagnostics() -> None:
     shown = repr(finished(4, 0.8125))
-    assert shown.startswith("DescentResult(4 of 4 steps in 2 parameters; ")
-    assert "one patient" in shown
     assert "0.8125" not in shown and "0.123" not in shown
