@@ -1,7 +1,7 @@
 """Data sets of the ready tasks: Adult, MNIST, two small ones.
 
 A loader looks, in this order, into the folder named by ``BOTORCH_DP_DATA``, into the cache
-(``~/.cache/botorch_dp``, or ``BOTORCH_DP_CACHE``), and then on the network. What it finds is
+(``~/.cache/botorch_dp``), and then on the network. What it finds is
 checked against a fingerprint of the numbers. The bundled sets of scikit-learn need none of this.
 
 All of these records are public. They stand in for records that are sensitive.
@@ -152,10 +152,7 @@ def load_arrays(
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: ``BOTORCH_DP_CACHE`` or ``~/.cache/botorch_dp``."""
-    chosen = os.environ.get("BOTORCH_DP_CACHE")
-    if chosen:
-        return Path(chosen)
+    """Where downloads are kept: ``~/.cache/botorch_dp``, or where XDG_CACHE_HOME says."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "botorch_dp"
 
 

@@ -24,7 +24,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
     monkeypatch.delenv("BOTORCH_DP_DATA", raising=False)
-    monkeypatch.setenv("BOTORCH_DP_CACHE", str(tmp_path))
+    monkeypatch.setattr(datasets, "cache_folder", lambda: tmp_path)
     return tmp_path
 
 

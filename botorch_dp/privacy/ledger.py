@@ -583,12 +583,10 @@ class LedgerFile(StateFile):
                 (budget.epsilon, budget.delta, *(budget.share or (None, None)), budget.renyi),
             )
 
-        if path == MEMORY and budget is None:
-            raise PrivacyError("A ledger in memory is always new: pass `budget=`.")
-        if budget is None and not os.path.lexists(path):
+        if budget is None and (path == MEMORY or not os.path.lexists(path)):
             raise PrivacyError(
-                f"There is no ledger at {os.path.abspath(path)}. Pass `budget=PrivacyBudget("
-                "epsilon, delta)` to create one."
+                f"There is no ledger at {path}. Pass `budget=PrivacyBudget(epsilon, delta)` to "
+                "create one."
             )
         self._totals = Totals()
         super().__init__(path, LEDGER, None if budget is None else create, exclusive=False)

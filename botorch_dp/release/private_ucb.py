@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
@@ -58,18 +58,6 @@ _ROUNDING_VARIANCE = 1e-12
 # Choices closer than this, in units of the box, are told apart one by one.
 _FINEST_SPACING = 2.0**-40
 _COMPARED_CHOICES = 50
-
-
-class Search(Protocol):
-    """A sequential search of a finite set, by ask and tell."""
-
-    gp: FiniteSetGP
-
-    def ask(self) -> int:
-        """The index of the next choice."""
-
-    def tell(self, index: int, value: float) -> None:
-        """Report the value of a choice."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +216,9 @@ class BranchAndBound:
         covered[cell[sampled]] = True
         chosen[relevant[order[nearest[~covered]]]] = True
         return chosen
+
+
+Search = GPUCB | BranchAndBound
 
 
 def run_search(

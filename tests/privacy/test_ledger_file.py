@@ -40,7 +40,7 @@ def test_opened_with_another_budget(tmp_path: Path) -> None:
 def test_wrong_arguments(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match=r"no ledger at .* `budget="):
         PrivacyLedger(tmp_path / "a.ledger")
-    with pytest.raises(PrivacyError, match="pass `budget=`"):
+    with pytest.raises(PrivacyError, match="no ledger at :memory:"):
         PrivacyLedger()
     with pytest.raises(TypeError, match="`path`"):
         PrivacyLedger(PrivacyBudget(1.0))  # type: ignore[arg-type]
