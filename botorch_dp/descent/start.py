@@ -73,18 +73,15 @@ def private_start(
     the bounds were chosen without the records.
 
     Args:
-        record_losses: Points ``b x d`` to losses ``b x n``, as for :class:`DPGIBO`.
+        record_losses: As for :class:`DPGIBO`; likewise ``ledger``, ``label``, ``unit`` and
+            ``unsafe_seed``.
         box: The ``2 x d`` box to search. Its dtype and device are used.
         bounds: Public bounds of a record's loss; NaN counts as the upper one.
         mu: What to spend, out of a Gaussian budget; about 30% of it is well spent.
         num_points: How many points to compare.
-        ledger: Charged before the records are asked.
         key: Names the chosen point in the ledger: asked again, the same point is returned, free.
-        label: What it is for, in public words; shown in the ledger.
         num_records: ``n``; else taken from the losses.
         seed: Of the Sobol sequence (public); from torch's generator if None.
-        unit: Whom or what one column is; replace-one is the only relation.
-        unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
 
     Returns:
         The chosen point, a ``d``-vector.

@@ -109,14 +109,9 @@ class StudyFile:
         self.description: dict[str, Any] = json.loads(described)
         self.seed = int(stored_seed)
         self._trials = [_trial(record) for _, record, _ in stored]
-        if description is None:
-            return
-        self._check_same(description, seed)
-
-    def _check_same(self, given: Mapping[str, Any], seed: int | None) -> None:
-        """Refuse another problem or seed."""
-        changed = differences(self.description, dict(given))
-        if changed:
+        if description is not None and (
+            changed := differences(self.description, dict(description))
+        ):
             raise StudyError(
                 f"{self.path} holds a study of another problem: {'; '.join(changed)}. Give this "
                 "problem a file of its own, or make the problem as it was."

@@ -39,11 +39,6 @@ class TrainingOracles:
     settings: Callable[[Config], TrainingSettings]
     publish: bool = False
 
-    @property
-    def num_records(self) -> int:
-        """The number of training records, or people."""
-        return self.trainer().setup.num_units
-
     def plan(self, config: Config) -> TrainingPlan:
         """The public parameters of one training."""
         return self.trainer().plan(**self.settings(config))
@@ -63,7 +58,8 @@ class TrainingOracles:
         chosen = [self.settings(config) for config in configs]
         if any("target_epsilon" in settings for settings in chosen):
             return [settings["target_epsilon"] for settings in chosen]
-        trainer, num_records = self.trainer(), self.num_records
+        trainer = self.trainer()
+        num_records = trainer.setup.num_units  # or people
         whole = all({"batch_size", "epochs"} <= settings.keys() for settings in chosen)
         if not whole or trainer.released is not None:
             return [self.epsilon(config) for config in configs]

@@ -72,7 +72,7 @@ class OutputPerturbedLogisticRegression:
 
     Example:
         >>> trainer = OutputPerturbedLogisticRegression(data, delta=1e-6)
-        >>> trainer.epsilon(regularization=0.01, noise_std=0.1)  # before any training
+        >>> print(trainer.guarantee(regularization=0.01, noise_std=0.1))  # before any training
         >>> trained = trainer.fit(regularization=0.01, noise_std=0.1, seed=0)
         >>> trained.accuracy
     """
@@ -129,12 +129,6 @@ class OutputPerturbedLogisticRegression:
         noise = gaussian_guarantee(sensitivity=sensitivity, mu=sensitivity / noise_std)
         unit = PrivacyUnit("one training record", conditions=(FIXED_BEFOREHAND,))
         return replace(noise, unit=unit, quoted_delta=self.delta)
-
-    def epsilon(self, *, regularization: float, noise_std: float) -> float:
-        """The exact epsilon at ``delta``, from the parameters alone."""
-        return self.guarantee(regularization=regularization, noise_std=noise_std).epsilon(
-            self.delta
-        )
 
     def fit(
         self,

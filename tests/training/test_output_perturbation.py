@@ -106,7 +106,7 @@ def test_epsilon_is_the_exact_gaussian_one() -> None:
     trainer = OutputPerturbedLogisticRegression(data(), delta=1e-6)
     mu = 4 / (0.1 * 200) / 0.5
     assert trainer.sensitivity(regularization=0.1) == pytest.approx(4 / (0.1 * 200))
-    found = trainer.epsilon(regularization=0.1, noise_std=0.5)
+    found = trainer.guarantee(regularization=0.1, noise_std=0.5).epsilon(trainer.delta)
     assert found == pytest.approx(gaussian_epsilon(mu, 1e-6), rel=1e-9)
     guarantee = trainer.guarantee(regularization=0.1, noise_std=0.5)
     assert guarantee.relation is NeighboringRelation.REPLACE_ONE
@@ -121,7 +121,7 @@ def test_many_models_at_once_equal_one_by_one() -> None:
         alone = trainer.fit(**settings, seed=seed)
         torch.testing.assert_close(model.value.weight, alone.value.weight, rtol=1e-12, atol=0)
         assert model.guarantee.status == "none"
-        assert model.guarantee.nominal.epsilon(1e-6) == trainer.epsilon(**settings)
+        assert model.guarantee.nominal.epsilon(1e-6) == trainer.guarantee(**settings).epsilon(1e-6)
     assert not torch.equal(together[0].value.weight, together[2].value.weight)
 
 
