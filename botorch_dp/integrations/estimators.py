@@ -60,6 +60,11 @@ _KINDS["UO"] = "text, as `classes` are"
 #: How far columns are from 0 where bounds scale them to between -1 and 1: between those that fill
 #: their bounds evenly (0.58) and those that lie at them (1).
 _FILLED = 0.7
+#: The same of curves, most pieces of which are at one of their ends.
+_FILLED_CURVES = 0.8
+#: How many times as far from the median as the quartiles the range of targets reaches: what lies
+#: beyond is predicted wrongly, while columns lose little there.
+_TARGET_WIDTHS = 4.0
 #: Pieces of a curve, and rows whose features are computed at once.
 _PIECES, _ROWS = 16, 4096
 _PER_DAY = {"D": 1, "h": 24, "m": 1440, "s": 86_400, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
@@ -274,7 +279,7 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             unsafe_seed=self.unsafe_seed,
             delta=self.delta,
         )
-        ends = iter(release.value.ends)
+        ends = iter(release.value.ends())
         self._ends = [next(ends) if each is None else each for each in stated]
         self._columns, self.guarantee_ = table.columns, release.guarantee
         self.lower_, self.upper_ = (np.array(each) for each in zip(*self._ends, strict=True))
@@ -326,12 +331,12 @@ class _Layout:
 
     @property
     def feature_norm(self) -> float:
-        """The norm of a record's features: of each column 1 at most, and nearly so with pieces."""
-        return (1.0 if self.pieces else _FILLED) * len(self.columns) ** 0.5
+        """The root mean square norm of a record's features: of each column 1 at most."""
+        return (_FILLED_CURVES if self.pieces else _FILLED) * len(self.columns) ** 0.5
 
     def shapes(self, found: Ranges | None, targets: tuple[float, float]) -> Shapes:
         """The features, given what was released of the columns that are not stated."""
-        own = iter([] if found is None else found.ends)
+        own = iter([] if found is None else found.ends())
         ends = [next(own) if each is None else each for each in self.stated]
         if self.pieces is None:
             return Shapes(ends, None, self.flags, targets)
@@ -459,7 +464,7 @@ class _PrivateEstimator(BaseEstimator):
                     pieces=layout.pieces,
                     unsafe_seed=self.unsafe_seed,
                 ).value
-                ends = found.ends[-1] if ends is None else ends
+                ends = found.ends(_TARGET_WIDTHS)[-1] if ends is None else ends
             assert ends is not None  # stated or found
             shapes = layout.shapes(found, ends)
             told = self._trainer(_features(shapes, numbers), self._told(targets, *ends), layout)

@@ -94,29 +94,25 @@ class Ranges:
     knots: Array | None = None
 
     @property
-    def ends(self) -> list[tuple[float, float]]:
-        """``(lower, upper)`` of each column."""
-        return list(zip(self.lower.tolist(), self.upper.tolist(), strict=True))
-
-    @property
     def lower(self) -> Array:
         """The lower ends, ``d``."""
-        return self._end(0, -1.0)
+        return np.array([low for low, _ in self.ends()])
 
     @property
     def upper(self) -> Array:
         """The upper ends, ``d``."""
-        return self._end(2, 1.0)
+        return np.array([high for _, high in self.ends()])
 
-    def _end(self, quartile: int, side: float) -> Array:
+    def ends(self, widths: float = _WIDTHS) -> list[tuple[float, float]]:
+        """``(lower, upper)`` of each column, so many times as far from the median as quartiles."""
         low, middle, high = self.quartiles.T
-        distance = np.abs(self.quartiles[:, quartile] - middle)
         least = _FLAT * (high - low) + 1e-9 * np.abs(middle) + 1e-12
-        end: Array = middle + side * _WIDTHS * np.maximum(distance, least)
-        return end
+        lower = middle - widths * np.maximum(middle - low, least)
+        upper = middle + widths * np.maximum(high - middle, least)
+        return list(zip(lower.tolist(), upper.tolist(), strict=True))
 
     def __str__(self) -> str:
-        return "\n".join(f"{low:.4g} to {high:.4g}" for low, high in self.ends)
+        return "\n".join(f"{low:.4g} to {high:.4g}" for low, high in self.ends())
 
 
 def ranges_guarantee(

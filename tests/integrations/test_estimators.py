@@ -62,7 +62,7 @@ CLASSIFIERS = [
     DPClassifier(2.0, bounds=BOUNDS, classes=CLASSES, epochs=3),
     DPClassifier(2.0, bounds=BOUNDS, classes=CLASSES, epochs=3, hidden=(8,)),
 ]
-REGRESSOR = DPRegressor(2.0, bounds=BOUNDS, target_bounds=(0.0, 60.0))
+REGRESSOR = DPRegressor(2.0, bounds=BOUNDS, target_bounds=(0.0, 60.0), shape="linear")
 
 
 @pytest.mark.parametrize("estimator", CLASSIFIERS, ids=["linear", "network"])
@@ -95,6 +95,7 @@ def test_regression() -> None:
         if fitted.score(X, y) > 0.8:
             break
     assert fitted.score(X, y) > 0.8
+    assert DPRegressor(2.0, unsafe_seed=0).fit(X, y).score(X, y) > 0.9  # with nothing stated
     assert fitted.predict(X + 1e6).max() <= 60.0
     assert fitted.guarantee_.epsilon(1e-5) <= 2.0
 
