@@ -28,9 +28,9 @@ def test_readme_snippets_run_as_printed(
 
 
 #: Pages whose snippets run in tests of their own, which look at what they print or compute:
-#: `tuning/test_docs_snippet.py`, `tuning/test_paid_scripts.py` (where jax is installed),
+#: `tuning/test_paid_scripts.py` (where jax is installed),
 #: `training/test_examples.py` and `test_papers.py`.
-RUN_ELSEWHERE = ("tuning.md", "guides/jax.md", "guides/train.md", "papers/")
+RUN_ELSEWHERE = ("guides/jax.md", "guides/train.md", "papers/")
 
 
 def _snippets_of_pages() -> Iterator[object]:

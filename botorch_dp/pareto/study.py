@@ -425,16 +425,10 @@ class DPareto:
         return data_frame(self.table(), caption)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write what is known so far as one HTML file: the front, what to deploy, all trials.
+        """Write what is known so far, and what publishing it costs, as one HTML file.
 
-        The file says what publishing any of it costs. It is as sensitive as the study, and only its
-        owner may read it. Needs the extra ``plots``.
-
-        Args:
-            path: Where; must end in .html.
-
-        Example:
-            >>> study.report("front.html")
+        It is as sensitive as the study; see :func:`~botorch_dp.report.study_report`. Needs the
+        extra ``plots``.
         """
         from botorch_dp.report import study_report
 
