@@ -99,13 +99,19 @@ class Modeler:
         self._fitted = False
         self.history: list[Answer] = []
         self._open: dict[int, str] = {}  # rows asked for, and the ids of the questions
+        #: What the model is given: with a learned kernel, the rows within the unit cube.
+        self._rows = self.Z
         if kernel is None:
+            low, high = Z.min(dim=0).values, Z.max(dim=0).values
+            self._rows = (Z - low) / torch.where(high > low, high - low, torch.ones_like(low))
+            # Until answers say more, a quarter of the cube's diagonal in each direction.
             with Z.device:
-                kernel, noise_std = _first_guess(Z), 0.1
+                kernel, noise_std = RBFKernel(), 0.1
+                kernel.lengthscale = 0.25 * math.sqrt(Z.shape[1])
         else:
             check_positive("noise_std", noise_std)
         assert noise_std is not None
-        self._gp = FiniteSetGP(Z, kernel=kernel, noise_variance=noise_std**2)
+        self._gp = FiniteSetGP(self._rows, kernel=kernel, noise_variance=noise_std**2)
         self._run: Run | None = None
         self._entries = 0
 
@@ -276,21 +282,19 @@ class Modeler:
     def _refit(self) -> None:
         """Fit kernel, noise, mean and scale to the answers, and condition on them again."""
         indices = [answer.index for answer in self.history]
-        X = self.Z[indices].double()
+        X = self._rows[indices].double()
         Y = torch.tensor([[answer.y] for answer in self.history], dtype=X.dtype, device=X.device)
         spread = float(Y.std())
         standardized = (Y - Y.mean()) / spread
-        low, span = _box(self.Z.double())
         with X.device:  # what BoTorch and GPyTorch make would be on the default device
-            model = SingleTaskGP((X - low) / span, standardized, outcome_transform=None)
+            model = SingleTaskGP(X, standardized, outcome_transform=None)
             fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-            kernel = _UnitCube(model.covar_module, low, span)
         constant = float(model.mean_module.constant.detach())
         self._mean = float(Y.mean()) + spread * constant
         self._scale = spread
         self._fitted = True
         noise = float(model.likelihood.noise.detach())
-        self._gp = FiniteSetGP(self.Z, kernel=kernel, noise_variance=noise)
+        self._gp = FiniteSetGP(self._rows, kernel=model.covar_module, noise_variance=noise)
         for answer in self.history:
             self._gp.observe(answer.index, (answer.y - self._mean) / self._scale)
 
@@ -343,31 +347,3 @@ class InputNoiseRBF(Kernel):
             smooth = smooth.masked_fill(smooth.isnan() & ~unknown, 0.0)
         weight = self._shrinkage.to(x1) ** (x1.shape[-1] / 2)
         return torch.where(same, torch.ones_like(smooth), weight * smooth)
-
-
-class _UnitCube(Kernel):
-    """A kernel on inputs that are first mapped to the unit cube."""
-
-    def __init__(self, base: Kernel, low: Tensor, span: Tensor) -> None:
-        super().__init__()
-        self.base = base
-        self.register_buffer("low", low)
-        self.register_buffer("span", span)
-
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
-        low, span = self.low.to(x1), self.span.to(x1)
-        covariance = self.base((x1 - low) / span, (x2 - low) / span, diag=diag)
-        return covariance if diag else covariance.to_dense()
-
-
-def _box(Z: Tensor) -> tuple[Tensor, Tensor]:
-    """Least corner and side lengths of the released rows; a side without extent counts as 1."""
-    low, high = Z.min(dim=0).values, Z.max(dim=0).values
-    return low, torch.where(high > low, high - low, torch.ones_like(low))
-
-
-def _first_guess(Z: Tensor) -> Kernel:
-    """An RBF of a quarter of the box's diagonal in each direction, until answers say more."""
-    kernel = RBFKernel(ard_num_dims=Z.shape[1]).to(Z)
-    kernel.lengthscale = 0.25 * math.sqrt(Z.shape[1]) * _box(Z)[1]
-    return kernel
