@@ -53,6 +53,11 @@ class Groups:
         """How many records are not used. Sensitive."""
         return len(self.owners) - len(self._used)
 
+    @property
+    def first(self) -> np.ndarray:
+        """The place of the first record of each group."""
+        return self._used[self._counts.cumsum() - self._counts]
+
     def places(self, chosen: np.ndarray) -> np.ndarray:
         """The places of the records of some groups that are used."""
         counts = self._counts[chosen]

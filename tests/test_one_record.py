@@ -600,9 +600,9 @@ def reaching(estimator: Any) -> Callable[[list[Any]], Any]:
         kind, seen = type(estimator), []
         real = kind._trainer
 
-        def trainer(self: Any, X: Tensor, Y: Tensor, layout: Any) -> DPTrainer:
+        def trainer(self: Any, X: Tensor, Y: Tensor, *how: Any) -> DPTrainer:
             seen.append((X, Y))
-            return real(self, X, Y, layout)
+            return real(self, X, Y, *how)
 
         rows, labels = zip(*records, strict=True)
         with mock.patch.object(kind, "_trainer", trainer):

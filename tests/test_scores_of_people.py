@@ -180,13 +180,12 @@ def test_a_search_with_scikit_learns_habits() -> None:
         public=PUBLIC,
         budget=BUDGET,
         n_iter=4,
-        per_group=2,
         unsafe_seed=0,
     )
     plan = search.plan(*PRIVATE, groups=PATIENTS)
     found = search.fit(*PRIVATE, groups=PATIENTS)
     for guarantee in (plan.guarantee, found.guarantee_):
-        assert guarantee.protects == PrivacyUnit.of_person(2).protects
+        assert guarantee.protects == PrivacyUnit.of_person(16).protects
         assert any("the records in `public`" in each for each in guarantee.conditions)
     assert search.fit(*PRIVATE).guarantee_.protects == "one record of the data set"
     with pytest.raises(ValueError, match="each of the 369 records"):

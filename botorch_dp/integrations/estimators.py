@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from botorch_dp._checks import check_choice, needs_extra, warn_caller
-from botorch_dp.privacy import PrivacyLedger, Receipt, Release
+from botorch_dp.groups import groups_of
+from botorch_dp.privacy import PrivacyLedger, PrivacyUnit, Receipt, Release
 from botorch_dp.privacy.digests import digest_if_any
+from botorch_dp.privacy.guarantee import ONE_RECORD
 from botorch_dp.privacy.ledger import make_release
 from botorch_dp.training import (
     DPTrainer,
@@ -250,6 +252,7 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         X: Any,
         y: Any = None,
         *,
+        groups: Any = None,
         ledger: PrivacyLedger | None = None,
         key: str | None = None,
         label: str = "",
@@ -259,6 +262,8 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         Args:
             X: Numbers, dates or truth values, ``n x d``: an array or a data frame.
             y: Ignored.
+            groups: Whose each record is, where people have several: one identifier for each. The
+                first record of each person is read, and protects the person.
             ledger: Charged before a record is read.
             key: Names the released ranges in the ledger: asking again replays them, free of charge.
             label: What it is for, in public words; shown in the ledger.
@@ -268,10 +273,11 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         found = [place for place, each in enumerate(stated) if each is None]
         if not found:
             raise ValueError("The bounds of all columns are stated: there is nothing to find.")
-        plan = RangesPlan.within(table.num_records, len(found), self.epsilon, self.delta, 1.0)
+        n, unit, read = _counted(table, groups, 1)
+        plan = RangesPlan.within(n, len(found), self.epsilon, self.delta, 1.0, unit)
         release = release_ranges(
-            lambda: table.numbers()[:, found],
-            (table.num_records, len(found)),
+            lambda: table.numbers()[read][:, found],
+            (n, len(found)),
             price=plan.guarantee,
             ledger=ledger,
             key=key,
@@ -307,11 +313,20 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return tags
 
 
+def _counted(table: _Table, groups: Any, per_group: int | None = None) -> tuple[int, Any, Any]:
+    """How many records or people there are, the unit, and whose records ranges are read of."""
+    found = groups_of(groups, table.num_records, None if groups is None else per_group)
+    if found is None:
+        return table.num_records, ONE_RECORD, slice(None)
+    return len(found), PrivacyUnit.of_person(found.per_group), found.first
+
+
 @dataclass(frozen=True)
 class _Layout:
     """What public numbers and types make of a table: what is stated, what is found, how finely."""
 
     num_records: int
+    unit: PrivacyUnit
     columns: list[_Column]
     stated: list[tuple[float, float] | None]
     ranges: RangesPlan | None
@@ -399,14 +414,15 @@ class _PrivateEstimator(BaseEstimator):
         )
         return self._plan(self._layout(num_records, columns))
 
-    def _layout(self, n: int, columns: list[_Column]) -> _Layout:
+    def _layout(self, n: int, columns: list[_Column], unit: PrivacyUnit = ONE_RECORD) -> _Layout:
         check_choice("shape", self.shape, ("additive", "linear"))
         self._parameters()
         stated = _stated_bounds(columns, self.bounds)
         found = sum(each is None for each in [*stated, self._target_ends()])
-        ranges = RangesPlan.within(n, found, self.epsilon, self.delta) if found else None
+        how = (self.epsilon, self.delta, None, unit)
+        ranges = RangesPlan.within(n, found, *how) if found else None
         is_curved = self.shape == "additive" and not tuple(self.hidden)
-        return _Layout(n, columns, stated, ranges, _PIECES if is_curved else None)
+        return _Layout(n, unit, columns, stated, ranges, _PIECES if is_curved else None)
 
     def _plan(self, layout: _Layout) -> TrainingPlan:
         """The training at its widest; fewer features change its steps and not its price."""
@@ -414,15 +430,16 @@ class _PrivateEstimator(BaseEstimator):
         n = layout.num_records
         X = torch.zeros(1, layout.most_features, device="cpu").expand(n, -1)
         Y = torch.zeros(1, 1, dtype=kind, device="cpu").expand(n, -1)
-        trainer = self._trainer(X, Y[:, 0] if outputs > 1 else Y, layout)
+        people = None if layout.unit is ONE_RECORD else np.arange(n)
+        trainer = self._trainer(X, Y[:, 0] if outputs > 1 else Y, layout, people)
         plan = trainer.plan(**self._settings(layout))
         ranges = () if layout.ranges is None else (str(layout.ranges),)
         return replace(plan, conditions=_CHOSEN, notes=(*ranges, *plan.notes))
 
-    def _trainer(self, X: Tensor, Y: Tensor, layout: _Layout) -> DPTrainer:
+    def _trainer(self, X: Tensor, Y: Tensor, layout: _Layout, groups: Any) -> DPTrainer:
         outputs, _ = self._parameters()
         factory = partial(multilayer_perceptron, X.shape[1], outputs, tuple(self.hidden))
-        trainer = DPTrainer(factory, type(self)._loss, TrainTest(X, Y))
+        trainer = DPTrainer(factory, type(self)._loss, TrainTest(X, Y), groups=groups)
         return trainer.beside(None if layout.ranges is None else layout.ranges.guarantee)
 
     def _settings(self, layout: _Layout) -> TrainingSettings:
@@ -439,6 +456,7 @@ class _PrivateEstimator(BaseEstimator):
         X: Any,
         y: Any,
         read: Callable[[], Array],
+        groups: Any,
         ledger: PrivacyLedger | None,
         label: str,
     ) -> None:
@@ -447,7 +465,8 @@ class _PrivateEstimator(BaseEstimator):
         n = table.num_records
         if np.shape(y) != (n,):
             raise ValueError(f"`y` must be one target for each of {n} records, got {np.shape(y)}.")
-        layout = self._layout(n, table.columns)
+        counted, unit, first = _counted(table, groups)
+        layout = self._layout(counted, table.columns, unit)
         plan = self._plan(layout)
         plan.check_publishable()
         _warn_of_fitted_steps(self)
@@ -459,7 +478,7 @@ class _PrivateEstimator(BaseEstimator):
                 unknown = [place for place, each in enumerate(layout.stated) if each is None]
                 unread = [numbers[:, unknown], *([targets[:, None]] if ends is None else [])]
                 found = private_ranges(
-                    np.concatenate(unread, axis=1),
+                    np.concatenate(unread, axis=1)[first],
                     mu=layout.ranges.mu,
                     pieces=layout.pieces,
                     unsafe_seed=self.unsafe_seed,
@@ -467,10 +486,11 @@ class _PrivateEstimator(BaseEstimator):
                 ends = found.ends(_TARGET_WIDTHS)[-1] if ends is None else ends
             assert ends is not None  # stated or found
             shapes = layout.shapes(found, ends)
-            told = self._trainer(_features(shapes, numbers), self._told(targets, *ends), layout)
+            features, told = _features(shapes, numbers), self._told(targets, *ends)
+            trainer = self._trainer(features, told, layout, groups)
             seed = self.unsafe_seed
             how: Any = {"publish": seed is None, "seed": seed, "on_interrupt": "raise"}
-            trained = told.fit(**how, **self._settings(layout))
+            trained = trainer.fit(**how, **self._settings(layout))
             return nn.Sequential(shapes, trained.model), trained.plan
 
         released = make_release(
@@ -650,7 +670,13 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
         return weights[1:] - weights[:1] if len(weights) == 2 else weights
 
     def fit(
-        self, X: Any, y: Any, *, ledger: PrivacyLedger | None = None, label: str = ""
+        self,
+        X: Any,
+        y: Any,
+        *,
+        groups: Any = None,
+        ledger: PrivacyLedger | None = None,
+        label: str = "",
     ) -> DPClassifier:
         """Train, and release the model; a second fit is a second release.
 
@@ -658,13 +684,15 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
             X: A data frame of numbers, dates, truth values and categories, or an array of numbers.
             y: Labels, ``n``, of the type of ``classes``; a record with another label counts as
                 none.
+            groups: Whose each record is, where people have several: one identifier for each. A
+                person with all of their records is then protected.
             ledger: Charged before a record is read.
             label: What it is for, in public words; shown in the ledger.
         """
         self.classes_ = _labels(self.classes)
         kind = self.classes_.dtype.kind
         _check_type("y", y, {"U": "UO", "f": "f"}.get(kind, "biu"))
-        self._fit(X, y, lambda: _places(y, self.classes_), ledger, label)
+        self._fit(X, y, lambda: _places(y, self.classes_), groups, ledger, label)
         return self
 
     def predict_proba(self, X: Any) -> Array:
@@ -750,13 +778,20 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
         return weights * (high - low) / 2
 
     def fit(
-        self, X: Any, y: Any, *, ledger: PrivacyLedger | None = None, label: str = ""
+        self,
+        X: Any,
+        y: Any,
+        *,
+        groups: Any = None,
+        ledger: PrivacyLedger | None = None,
+        label: str = "",
     ) -> DPRegressor:
         """Train, and release the model; a second fit is a second release.
 
         Args:
             X: A data frame of numbers, dates, truth values and categories, or an array of numbers.
             y: Targets, ``n``; a record with a target that is not finite counts as none.
+            groups: Whose each record is; see :meth:`DPClassifier.fit`.
             ledger: Charged before a record is read.
             label: What it is for, in public words; shown in the ledger.
         """
@@ -766,7 +801,7 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
             values = np.asarray(y, dtype=np.float64)
             return np.where(np.isfinite(values), values, np.nan)
 
-        self._fit(X, y, targets, ledger, label)
+        self._fit(X, y, targets, groups, ledger, label)
         return self
 
     def predict(self, X: Any) -> Array:

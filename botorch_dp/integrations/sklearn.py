@@ -78,8 +78,6 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         labels_are_public: See :func:`~botorch_dp.objectives.per_record_scores`.
         release_score: Whether to release the score of the configuration too, for a share of the
             budget.
-        per_group: How many records of a person are used at most, where ``fit`` is given groups; 16
-            unless stated.
         unsafe_seed: Simulate with reproducible noise; nothing is promised then.
 
     Attributes:
@@ -111,14 +109,12 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         bounds: tuple[float, float] | None = None,
         labels_are_public: bool = False,
         release_score: bool = True,
-        per_group: int | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
         self.estimator, self.param_distributions = estimator, param_distributions
         self.public, self.budget, self.n_iter = public, budget, n_iter
         self.scoring, self.bounds, self.labels_are_public = scoring, bounds, labels_are_public
-        self.release_score, self.per_group = release_score, per_group
-        self.unsafe_seed = unsafe_seed
+        self.release_score, self.unsafe_seed = release_score, unsafe_seed
 
     def fit(
         self,
@@ -277,7 +273,6 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
             loss,  # type: ignore[arg-type]
             labels_are_public=self.labels_are_public,
             groups=groups,
-            per_group=self.per_group if groups is not None else None,
         )
         return PrivateSearch(
             scores,

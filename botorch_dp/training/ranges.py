@@ -161,6 +161,7 @@ class RangesPlan:
         epsilon: float,
         delta: float,
         part: float | None = None,
+        unit: PrivacyUnit = ONE_RECORD,
     ) -> RangesPlan:
         """The share of (epsilon, delta) that public numbers give to the ranges.
 
@@ -170,13 +171,14 @@ class RangesPlan:
             epsilon: Of everything together.
             delta: Of everything together.
             part: A share in squares of mu; None for as much as the ranks need.
+            unit: Whom they protect; of a person, one record is read.
         """
         whole = gaussian_mu(check_positive("epsilon", epsilon), check_delta("delta", delta))
         if part is None:
             wanted = rank_error(num_records, num_columns, whole, ONE_RECORD.relation)
             least, most = _SPENT
             part = min(max((wanted / _WANTED_RANKS) ** 2, least), most)
-        price = ranges_guarantee(mu=whole * math.sqrt(part))
+        price = ranges_guarantee(mu=whole * math.sqrt(part), unit=unit)
         return cls(num_records, num_columns, price.quoted_at(delta), part)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.integrations.estimators import DPClassifier, DPRegressor, PrivateScaler
 from botorch_dp.plots import plot_shapes
-from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, compose
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, compose
 
 #: What privacy excludes, and why.
 EXCLUDED = {
@@ -494,3 +495,55 @@ def test_scikit_learns_own_checks(estimator: Any) -> None:
     }
     assert failed == {}
     assert sum(r["status"] == "passed" for r in results) > 25
+
+
+class TestPeople:
+    """With ``groups=``, the unit is a person with all of their records."""
+
+    TABLE = np.random.default_rng(5).normal(size=(600, 3)) * 7 + 3
+    LABELS = (TABLE[:, 0] > 3).astype(int)
+    IDS = np.arange(600) // 4
+
+    @pytest.mark.parametrize(
+        "make", [partial(DPClassifier, 3.0, classes=(0, 1)), partial(DPRegressor, 3.0)]
+    )
+    @pytest.mark.filterwarnings("ignore")  # that little can be learnt
+    def test_a_model_protects_people(self, make: Any) -> None:
+        ledger = PrivacyLedger(budget=PrivacyBudget(4.0, 1e-4))
+        y = self.LABELS if make.func is DPClassifier else self.TABLE[:, 1]
+        model = make().fit(self.TABLE, y, groups=self.IDS, ledger=ledger)
+        unit = PrivacyUnit.of_person(16)
+        assert model.guarantee_.protects == unit.protects
+        assert set(unit.conditions) <= set(model.guarantee_.conditions)
+        assert model.plan_.num_records == 150 and model.guarantee_.epsilon(1e-5) <= 3.0
+        assert ledger.entries()[0].guarantee.protects == unit.protects
+        assert model.receipt().verify().passes
+        with pytest.raises(ValueError, match="each of the 600 records"):
+            model.fit(self.TABLE, y, groups=self.IDS[1:], ledger=ledger)
+        assert len(ledger.entries()) == 1
+
+    def test_one_record_each_is_a_model_of_records(self) -> None:
+        make = partial(DPClassifier, 3.0, classes=(0, 1), unsafe_seed=2)
+        plain = make().fit(self.TABLE, self.LABELS)
+        people = make().fit(self.TABLE, self.LABELS, groups=np.arange(600))
+        assert np.array_equal(plain.predict_proba(self.TABLE), people.predict_proba(self.TABLE))
+        assert plain.guarantee_.protects == "one training record"
+
+    def test_ranges_read_one_record_of_each(self) -> None:
+        """Whatever the others of a person are, and however many."""
+        first = np.arange(600) % 4 == 0
+        other = np.where(first[:, None], self.TABLE, 1e9)
+        how: Any = {"delta": 1e-5, "unsafe_seed": 3}
+        one, same, alone = (
+            PrivateScaler(1.0, **how).fit(X, groups=groups)
+            for X, groups in (
+                (self.TABLE, self.IDS),
+                (other, self.IDS),
+                (self.TABLE[first], np.arange(150)),
+            )
+        )
+        assert np.array_equal(one.lower_, same.lower_) and np.array_equal(one.upper_, alone.upper_)
+        assert one.guarantee_.protects == PrivacyUnit.of_person(1).protects
+        assert one.guarantee_.mu == PrivateScaler(1.0, **how).fit(self.TABLE).guarantee_.mu
+        with pytest.raises(ValueError, match="missing"):
+            PrivateScaler(1.0, **how).fit(self.TABLE, groups=[None] * 600)
