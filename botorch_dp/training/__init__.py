@@ -23,6 +23,7 @@ makes a problem for DPareto of a trainer.
 
 from botorch_dp.training.networks import (
     accuracy,
+    causal_lm_loss,
     cross_entropy_loss,
     hinge_loss,
     logistic_loss,
@@ -45,6 +46,7 @@ __all__ = [
     "TrainingPlan",
     "TrainingSettings",
     "accuracy",
+    "causal_lm_loss",
     "cross_entropy_loss",
     "hinge_loss",
     "logistic_loss",

@@ -401,9 +401,10 @@ def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
                 pairs = zip(outputs.split(1), targets.split(1), strict=True)
                 alone = torch.stack([loss(*pair).sum() for pair in pairs])
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            tokens = outputs.dim() == 3 and outputs.shape[:2] == targets.shape
             raise ValueError(
                 f"`loss` cannot take {shapes}, of {outputs.dtype} and {targets.dtype}: {error}. "
-                + _ONE_EACH
+                + (_OF_TOKENS if tokens else _ONE_EACH)
             ) from error
     if not isinstance(values, Tensor):
         raise TypeError(f"`loss` must return a tensor, got {type(values).__name__}.")
@@ -496,6 +497,7 @@ def _check_no_memory(model: nn.Module, data: TrainTest, generator: torch.Generat
         )
 
 
+_OF_TOKENS = "For a causal language model pass botorch_dp.training.causal_lm_loss."
 _ONE_EACH = (
     "Where outputs are n x 1 and targets n, let the model return outputs.squeeze(-1), or give "
     "targets of shape n x 1."

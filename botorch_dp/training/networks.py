@@ -129,6 +129,31 @@ def cross_entropy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
+def causal_lm_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of the next token, averaged over each record's own tokens, per record.
+
+    Labels are shifted as the models of Hugging Face shift them. Those that are no tokens, such as
+    -100 for padding, are left out.
+
+    Args:
+        outputs: Logits, ``n x length x tokens``.
+        targets: Token ids, ``n x length``.
+    """
+    labels = targets[:, 1:]
+    counts = (labels >= 0) & (labels < outputs.shape[-1])
+    logits = outputs[:, :-1].transpose(1, 2)
+    losses = F.cross_entropy(logits, labels.where(counts, 0), reduction="none")
+    return losses.where(counts, 0.0).sum(1) / counts.sum(1).clamp(min=1)
+
+
+def next_token_accuracy(outputs: Tensor, targets: Tensor) -> float:
+    """The share of the next tokens that are the most probable ones; see :func:`causal_lm_loss`."""
+    labels = targets[:, 1:]
+    counts = (labels >= 0) & (labels < outputs.shape[-1])
+    right = counts & (outputs[:, :-1].argmax(-1) == labels)
+    return float(right.sum() / counts.sum().clamp(min=1))
+
+
 def _logistic_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.sigmoid().add_((targets > 0).view_as(outputs), alpha=-1)
 

@@ -251,12 +251,16 @@ def split(record: Any) -> tuple[Any, Any]:
     """Inputs and target of a record.
 
     A record has ``labels`` among its names, or is a pair, or several inputs and a target; one part
-    alone is its own target, as for an autoencoder.
+    alone is its own target, as for an autoencoder. Token ids without ``labels`` are their own
+    labels where they are not masked, as for a causal language model.
     """
     if not isinstance(record, Mapping):
         *x, y = record if isinstance(record, tuple | list) else (record,)
         return {str(place): each for place, each in enumerate(x)} if x[1:] else [*x, y][0], y
-    target = next(name for name in _TARGETS if name in record)
+    target = next((name for name in _TARGETS if name in record), None)
+    if target is None:
+        real = torch.as_tensor(record.get("attention_mask", 1)) > 0
+        return dict(record), torch.where(real, torch.as_tensor(record["input_ids"]), -100)
     return {name: part for name, part in record.items() if name != target}, record[target]
 
 
@@ -431,11 +435,11 @@ def _origins(dataset: Any) -> np.ndarray:
 def _check_like(like: Any) -> None:
     """Raise unless an example is a record whose parts are tensors or numbers."""
     several = isinstance(like, tuple | list) and len(like) > 0
-    named = isinstance(like, Mapping) and any(name in like for name in _TARGETS)
+    named = isinstance(like, Mapping) and any(name in like for name in (*_TARGETS, "input_ids"))
     if not several and not named and not isinstance(like, Tensor):
         raise TypeError(
             "`like` must be an example (inputs, target), a tensor, or inputs by name with "
-            f"'labels' among them; got {type(like).__name__}."
+            f"'labels' or 'input_ids' among them; got {type(like).__name__}."
         )
     x, y = split(like)
     for name, part in (*(x.items() if isinstance(x, Mapping) else [("inputs", x)]), ("target", y)):

@@ -26,7 +26,7 @@ from botorch_dp.privacy.guarantee import warn_large_delta, warn_large_epsilon
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training.engines import ENGINES
-from botorch_dp.training.networks import Loss, accuracy
+from botorch_dp.training.networks import Loss, accuracy, causal_lm_loss, next_token_accuracy
 from botorch_dp.training.plan import (
     DELTA,
     OPTIMIZERS,
@@ -279,7 +279,7 @@ class DPTrainer:
             data,
             engine=engine,
             clipping=clipping,
-            metric=metric,
+            metric=next_token_accuracy if metric is accuracy and loss is causal_lm_loss else metric,
             like=like,
             optimizer=None if self._chooses else optimizer or "sgd",
             schedule=schedule,

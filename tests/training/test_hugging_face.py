@@ -24,17 +24,19 @@ from transformers import (
     DistilBertForSequenceClassification,
     GPT2Config,
     GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForSequenceClassification,
     ViTConfig,
     ViTForImageClassification,
 )
 
+from benchmarks.tables import stored
 from botorch_dp.errors import PrivacyError
 from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.privacy import NeighboringRelation, PrivacyBudget, PrivacyLedger
 from botorch_dp.space import Real, SearchSpace
-from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss
+from botorch_dp.training import DPTrainer, TrainTest, causal_lm_loss, cross_entropy_loss
 from botorch_dp.training.calls import traced_calls
 from botorch_dp.training.networks import is_correct
 from botorch_dp.training.records import DatasetRecords
@@ -112,13 +114,15 @@ def _cases() -> Iterator[Any]:
         yield pytest.param(made, IMAGES, id=f"vit, {attention}", marks=pytest.mark.slow)
 
 
-def gradients_of_single_records(model: nn.Module, X: dict[str, Tensor], Y: Tensor) -> list[Tensor]:
+def gradients_of_single_records(
+    model: nn.Module, X: dict[str, Tensor], Y: Tensor, loss_of: Any
+) -> list[Tensor]:
     """By plain calls of the model on a batch of one."""
     trained = [p for p in model.parameters() if p.requires_grad]
     rows = []
     for place in range(len(Y)):
         one = {name: part[place : place + 1] for name, part in X.items()}
-        loss = cross_entropy_loss(model(**one).logits, Y[place : place + 1]).sum()
+        loss = loss_of(model(**one).logits, Y[place : place + 1]).sum()
         found = torch.autograd.grad(loss, trained, allow_unused=True)
         rows.append(
             flat([torch.zeros_like(p) if g is None else g for p, g in zip(trained, found)])  # noqa: B905
@@ -127,9 +131,13 @@ def gradients_of_single_records(model: nn.Module, X: dict[str, Tensor], Y: Tenso
 
 
 def assert_sums_are_those_of_single_records(
-    trainer: DPTrainer, model: nn.Module, X: dict[str, Tensor]
+    trainer: DPTrainer,
+    model: nn.Module,
+    X: dict[str, Tensor],
+    Y: Tensor = Y,
+    loss: Any = cross_entropy_loss,
 ) -> None:
-    rows = gradients_of_single_records(model, X, Y)
+    rows = gradients_of_single_records(model, X, Y, loss)
     norms = torch.stack([row.norm() for row in rows])
     for clip_norm in (float(norms.median()), 1e6):
         found = flat(clipped_sum_of(trainer, model, torch.arange(ROWS), clip_norm))
@@ -187,6 +195,73 @@ def test_lora_trains_alone_and_is_merged(engine: Any) -> None:
         )
 
 
+def language_model() -> nn.Module:
+    drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": LENGTH}
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=WORDS, bos_token_id=1, eos_token_id=1, **sizes, **drops)
+    )
+
+
+TOKEN_LABELS = torch.where(MASK > 0, IDS, -100)
+TOKENS = [{"input_ids": i, "attention_mask": m} for i, m in zip(IDS * MASK, MASK, strict=True)]
+LABELLED = [{**row, "labels": each} for row, each in zip(TOKENS, TOKEN_LABELS, strict=True)]
+
+
+def lora_of(model: nn.Module) -> nn.Module:
+    targets = ["c_attn", "c_proj"]
+    config = LoraConfig("CAUSAL_LM", r=2, target_modules=targets, fan_in_fan_out=True)
+    return get_peft_model(model, config)
+
+
+def test_the_loss_of_a_record_is_that_of_the_models_themselves() -> None:
+    model = language_model().eval()
+    for text, labels in ((TEXT, TOKEN_LABELS), ({"input_ids": IDS}, IDS)):
+        with torch.no_grad():
+            ours = causal_lm_loss(model(**text).logits, labels)
+            for place in range(4):
+                one = {name: part[place : place + 1] for name, part in text.items()}
+                theirs = model(**one, labels=labels[place : place + 1]).loss
+                torch.testing.assert_close(ours[place], theirs)
+    odd = TOKEN_LABELS.clone()
+    odd[0], odd[1] = -100, 10**6  # nothing to learn, and no token
+    assert torch.equal(causal_lm_loss(model(**TEXT).logits, odd)[:2], torch.zeros(2))
+
+
+@pytest.mark.parametrize("adapted", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_causal_language_model_is_trained_on_tokens_with_labels_or_without(
+    adapted: bool,
+) -> None:
+    pretrained, zeros = language_model(), torch.zeros(LENGTH).long()
+
+    def factory() -> nn.Module:
+        model = copy.deepcopy(pretrained)
+        return lora_of(model) if adapted else model
+
+    like = {"input_ids": zeros, "attention_mask": zeros}
+    found = []
+    for rows, form in ((TOKENS, like), (LABELLED, {**like, "labels": zeros})):
+        trainer = DPTrainer(factory, causal_lm_loss, (rows, rows[:4]), like=form)
+        assert trainer.engine == "ghost"
+        trained = trainer.fit(**SETTINGS, seed=0)
+        found.append(weights(trained.model))
+        torch.manual_seed(0)
+        model = factory().train()
+        for parameter in model.parameters():
+            if adapted and parameter.requires_grad:
+                nn.init.normal_(parameter, std=0.3)
+        assert_sums_are_those_of_single_records(trainer, model, TEXT, TOKEN_LABELS, causal_lm_loss)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    published = trainer.fit(**SETTINGS, publish=True)
+    assert published.guarantee.status == "conditional"
+    with torch.no_grad():
+        guess = published.model(**{n: part[:4] for n, part in TEXT.items()}).logits.argmax(-1)
+    right = (guess[:, :-1] == TOKEN_LABELS[:4, 1:])[TOKEN_LABELS[:4, 1:] >= 0]
+    assert published.accuracy == pytest.approx(float(right.float().mean()))
+    with pytest.raises(ValueError, match=r"causal language model pass .*causal_lm_loss"):
+        DPTrainer(factory, nn.CrossEntropyLoss(), rows, like=form)
+
+
 @pytest.mark.slow
 def test_dropout_in_published_training() -> None:
     trainer = DPTrainer(
@@ -214,11 +289,17 @@ def test_only_a_vectorized_call_counts_as_traced() -> None:
 
 def test_the_guide_changes_twelve_lines() -> None:
     """Of a script that has its model and its data sets; `test_docs.py` runs them."""
-    before_tuning = GUIDE.read_text().partition("## Pay for the tuning")[0]
+    before_tuning = GUIDE.read_text().partition("## Train a causal")[0]
     snippets = re.findall(r"```python\n(.*?)```", before_tuning, re.S)
     assert len(snippets) == 3
     changed = [line for snippet in snippets[1:] for line in snippet.splitlines() if line]
     assert len(changed) == 12 and all(len(line) < 100 for line in changed)
+
+
+def test_the_guide_shows_the_stored_perplexities() -> None:
+    found = stored("causal_lm")["perplexity"]
+    row = " | ".join(f"{each['mean']:.1f}" for each in found.values())
+    assert f"| {row} |" in GUIDE.read_text()
 
 
 # --- Data sets. ---
@@ -272,7 +353,7 @@ def test_a_record_of_another_length_counts_as_zero_and_as_wrong() -> None:
     trainer = DPTrainer(distilbert, cross_entropy_loss, pair, like=LIKE)
     torch.manual_seed(0)
     model = distilbert().train()
-    rows = gradients_of_single_records(model, TEXT, Y)
+    rows = gradients_of_single_records(model, TEXT, Y, cross_entropy_loss)
     found = flat(clipped_sum_of(trainer, model, torch.arange(ROWS), 0.3))
     expected = clipped_sum([row for place, row in enumerate(rows) if place != 3], 0.3)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
@@ -283,7 +364,7 @@ def test_a_record_of_another_length_counts_as_zero_and_as_wrong() -> None:
 @pytest.mark.parametrize(
     ("like", "message"),
     [
-        ({"input_ids": ZEROS}, "inputs by name with 'labels' among them; got dict"),
+        ({"pixel_values": ZEROS}, "inputs by name with 'labels' .* among them; got dict"),
         ({"input_ids": [[1, 2], [3]], "labels": 0}, r"`like` \(input_ids\).*unequal length: pad"),
         (({"input_ids": "words"}, 0), r"`like` \(input_ids\) must be a tensor or a number"),
         (3, "must be an example"),
