@@ -57,6 +57,7 @@ test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 2 -m slow -rs
 
 peers: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pyright[nodejs]'
 	@$(BIN)/python -m pytest -q -n 2 -m "slow or not slow" -rs tests/peers
 
 # Stops at once where there is no such device. One process: tests would share the device's memory.

@@ -7,10 +7,12 @@ A :class:`~.private_selection.PrivateSelection` whose trainings are those of a
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from botorch_dp._checks import check_choice, did_you_mean
 from botorch_dp.errors import PrivacyError
 from botorch_dp.groups import Groups
 from botorch_dp.pareto import PrivacyUtilityProblem
-from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyUnit, Release
+from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyLedger, PrivacyUnit, Release
 from botorch_dp.privacy.receipt_document import Origin
 from botorch_dp.privacy.runs import fingerprint
 from botorch_dp.space import Config, SearchSpace
@@ -40,8 +42,10 @@ _TUNED = TrainingSettings.__annotations__.keys() - _FOLLOWING
 _CHOSEN = ("optimizer", "learning_rate", "clip_norm", "batch_size", "epochs")
 
 
-class FitResult(SelectionResult):
+class FitResult(SelectionResult[nn.Module]):
     """What a fit publishes: as :class:`~.private_selection.SelectionResult`, with a model."""
+
+    artifact: Release[nn.Module]
 
     @property
     def model(self) -> Release[nn.Module]:
@@ -101,7 +105,7 @@ class ScoredTraining:
         return math.fsum(shares.tolist()) / len(shares)
 
 
-class PrivateFit(PrivateSelection):
+class PrivateFit(PrivateSelection[Any]):
     r"""Tune and train on sensitive records, and publish the model, all for one epsilon.
 
     With a space, ``run()`` trains a secret random number K of its configurations with DP-SGD, each
@@ -237,6 +241,18 @@ class PrivateFit(PrivateSelection):
             batches = list(space.parameters["batch_size"].levels(2))
         if max(batches) > limit:
             raise ValueError(f"`space` has batches of {max(batches)}, more than {limit}.")
+
+    if TYPE_CHECKING:  # as it is inherited, with a result of its own
+
+        def run(
+            self,
+            *,
+            executor: Executor | None = None,
+            checkpoint: str | os.PathLike[str] | None = None,
+            ledger: PrivacyLedger | None = None,
+            label: str = "",
+        ) -> FitResult:
+            """See :meth:`.PrivateSelection.run`."""
 
     # What a selection asks for.
 

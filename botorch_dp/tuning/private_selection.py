@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -48,8 +48,10 @@ from botorch_dp.tuning.calibration import (
     trial_profile,
     words_of,
 )
-from botorch_dp.tuning.trials import ScoreNoise, Train, Trials, train_and_score
+from botorch_dp.tuning.trials import ScoreNoise, Trials, train_and_score
 
+#: What a training makes.
+Artifact = TypeVar("Artifact")
 ScoredOn = Literal["sensitive", "public", "training"]
 _TRAIN = (
     "`train` is the mechanism that was described: with every configuration and noise multiplier it "
@@ -135,7 +137,7 @@ class SelectionPlan:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SelectionResult(Release[Any]):
+class SelectionResult(Release[Any], Generic[Artifact]):
     """What a selection publishes: the artifact or, where nothing came out, the configuration.
 
     Args:
@@ -152,7 +154,7 @@ class SelectionResult(Release[Any]):
         scored_on: Which records scored.
     """
 
-    artifact: Release[Any]
+    artifact: Release[Artifact | None]
     config: Release[Config]
     score: Release[float] | None
     for_tests: Release[Any] | None
@@ -185,7 +187,7 @@ class SelectionResult(Release[Any]):
 # --- The selection. ---
 
 
-class PrivateSelection:
+class PrivateSelection(Generic[Artifact]):
     r"""Tune a training of your own on sensitive records, and publish one result for one epsilon.
 
     ``run()`` calls ``train`` with a secret random number K of configurations, each with as much
@@ -248,12 +250,12 @@ class PrivateSelection:
     """
 
     _what = "a private selection"
-    _result_type: type[SelectionResult] = SelectionResult
+    _result_type: type[SelectionResult[Any]] = SelectionResult
     _test_unit = PrivacyUnit("one test record")
 
     def __init__(
         self,
-        train: Train,
+        train: Callable[..., tuple[Artifact, float]],
         space: SearchSpace | Mapping[str, Any],
         *,
         mechanism: Callable[[Config], Mechanism],
@@ -262,7 +264,7 @@ class PrivateSelection:
         scored_on: ScoredOn = "sensitive",
         num_scored: int | None = None,
         relation: NeighboringRelation | None = None,
-        rehearsal: Train | None = None,
+        rehearsal: Callable[..., tuple[Artifact, float]] | None = None,
         unsafe_seed: int | None = None,
     ) -> None:
         check_callable("train", train)
@@ -352,7 +354,7 @@ class PrivateSelection:
         checkpoint: str | os.PathLike[str] | None = None,
         ledger: PrivacyLedger | None = None,
         label: str = "",
-    ) -> Any:
+    ) -> SelectionResult[Artifact]:
         """Train, and publish one result.
 
         Args:
@@ -367,9 +369,6 @@ class PrivateSelection:
             ledger: Charged once, before a record is read: a record is a training record or a test
                 record.
             label: What it is for, in public words; shown in the ledger.
-
-        Returns:
-            A :class:`SelectionResult`.
 
         Raises:
             BudgetExhausted: If the ledger cannot bear it; nothing was read.
@@ -412,7 +411,7 @@ class PrivateSelection:
 
     def _result(
         self, shown: dict[str, Any] | None, ledger: LedgerSnapshot | None
-    ) -> SelectionResult:
+    ) -> SelectionResult[Artifact]:
         guarantee, test_guarantee, score, kept = self.guarantee, self.test_guarantee, None, None
         if shown is None:
             config = {**self.typical_config, _NOISE: self.noise_multiplier(self.typical_config)}
