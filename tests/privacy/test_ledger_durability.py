@@ -94,7 +94,7 @@ def test_a_choice_is_made_once() -> None:
 def test_a_storage_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match=r"no ledger at .*`budget="):
         LedgerFile(str(tmp_path / "a.ledger"), None)
-    with pytest.raises(PrivacyError, match="pass `budget=`"):
+    with pytest.raises(PrivacyError, match="Pass `budget="):
         LedgerFile(":memory:", None)
     storage = LedgerFile(":memory:", BUDGET)
     storage.close()
