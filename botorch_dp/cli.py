@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import json
+import math
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -50,7 +51,12 @@ def parser() -> argparse.ArgumentParser:
     suggest.add_argument("--delta", type=float, default=1e-5, help="default: 1e-5")
     suggest.add_argument("--outputs", type=int, default=1, help="such as classes (default: 1)")
     suggest.add_argument("--hidden", type=int, nargs="+", default=[], metavar="WIDTH")
-    suggest.add_argument("--feature-norm", type=float, metavar="R", help="of a record, public")
+    suggest.add_argument(
+        "--feature-norm",
+        type=lambda given: given if given == "private" else float(given),
+        metavar="R",
+        help="of a record, public; or 'private', for tables: it is found within epsilon",
+    )
     suggest.add_argument("--regression", action="store_true", help="targets of about unit size")
     suggest.set_defaults(run=_suggest)
 
@@ -144,8 +150,17 @@ def _epsilon(options: argparse.Namespace) -> int:
 
 def _suggest(options: argparse.Namespace) -> int:
     from botorch_dp.training import suggest_settings
+    from botorch_dp.training.ranges import RangesPlan
 
     widths = [options.features, *options.hidden, options.outputs]
+    norm = options.feature_norm
+    if norm == "private":
+        if options.epsilon is None:
+            raise ValueError("`--feature-norm private` needs `--epsilon`: it is found within it.")
+        norm = math.sqrt(options.features)
+        found = RangesPlan.within(options.records, 1, options.epsilon, options.delta)
+        print(f"The norm of a record, by fit(feature_norm='private'). {found}")
+        print(f"Until it is known, it is taken to be {norm:.3g}; what depends on it will follow.")
     print(
         suggest_settings(
             num_records=options.records,
@@ -155,7 +170,7 @@ def _suggest(options: argparse.Namespace) -> int:
             num_outputs=options.outputs,
             num_parameters=sum((a + 1) * b for a, b in pairwise(widths)),
             layers=len(widths) - 1,
-            feature_norm=options.feature_norm,
+            feature_norm=norm,
             regression=options.regression,
         )
     )

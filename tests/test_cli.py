@@ -126,6 +126,8 @@ def test_settings_are_suggested_without_records(capsys) -> None:
     assert code == 0 and not err
     assert "2,000" in out or "2000" in out
     assert "Warning" not in out and "Warning" in call(capsys, "suggest", *numbers)[1]
+    private = call(capsys, "suggest", *numbers, "--feature-norm", "private")[1]
+    assert "fit(feature_norm='private')" in private and "Warning" not in private
 
 
 @pytest.mark.usefixtures("receipt")

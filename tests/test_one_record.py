@@ -60,7 +60,7 @@ from botorch_dp.training import (
     multilayer_perceptron,
 )
 from botorch_dp.training.calls import correct_alone
-from botorch_dp.training.ranges import bin_counts, private_ranges, sorted_columns
+from botorch_dp.training.ranges import bin_counts, private_norm, private_ranges, sorted_columns
 from botorch_dp.training.records import DatasetRecords, TrainingRecords
 from botorch_dp.tuning import PrivateSearch
 from botorch_dp.tuning.private_fit import ScoredTraining
@@ -618,6 +618,7 @@ def binned(records: list[Any]) -> Any:
     """The counts of a round of private ranges; and the release is made to its end."""
     table = np.array([row for row, _ in records])
     private_ranges(table, mu=1.0, unsafe_seed=0)
+    private_norm(torch.from_numpy(table), mu=1.0, unsafe_seed=0)
     return bin_counts(sorted_columns(table), np.tile([-1e300, -0.5, 0.0, 0.5], (3, 1))).ravel()
 
 
@@ -666,7 +667,11 @@ SUBJECTS |= {
         for model in (made(Tokens), made(Branching), made(NETWORK))
     },
     "private ranges": Subject(
-        (f"{TRAINING}.ranges.private_ranges",), binned, RECORDS, ODD_FLOATS, math.sqrt(6)
+        (f"{TRAINING}.ranges.private_ranges", f"{TRAINING}.ranges.private_norm"),
+        binned,
+        RECORDS,
+        ODD_FLOATS,
+        math.sqrt(6),
     ),
     "a private scaler": Subject(
         tuple(f"botorch_dp.integrations.estimators.{name}" for name in ("PrivateScaler", "_Table")),

@@ -32,7 +32,7 @@ from botorch_dp.training.networks import (
 )
 from botorch_dp.training.output_perturbation import OutputPerturbedLogisticRegression
 from botorch_dp.training.plan import TrainingPlan, TrainingSettings
-from botorch_dp.training.ranges import Ranges, private_ranges
+from botorch_dp.training.ranges import Ranges, private_norm, private_ranges
 from botorch_dp.training.records import TrainTest
 from botorch_dp.training.trainer import DPTrainer, Trained
 from botorch_dp.training.untuned import suggest_settings
@@ -52,6 +52,7 @@ __all__ = [
     "logistic_loss",
     "logistic_regression",
     "multilayer_perceptron",
+    "private_norm",
     "private_ranges",
     "suggest_settings",
 ]

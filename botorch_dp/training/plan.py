@@ -98,9 +98,9 @@ class TrainingSettings(TypedDict, total=False):
         batch_size: Number of records in a batch (expected, for Poisson sampling), ``m``.
         epochs: The run takes ``epochs * (n // m)`` steps.
         delta: Where epsilon is evaluated, 1e-5 unless given; charged to a ledger.
-        feature_norm: Root mean square norm of a record's features, public, for the rule that
-            chooses what is left out; see :func:`~.untuned.suggest_settings`. For token ids there
-            is nothing to give.
+        feature_norm: ``"private"`` to find it within ``target_epsilon`` (of tables); or a public
+            root mean square norm of a record's features, for the rule that chooses what is left
+            out; see :func:`~.untuned.suggest_settings`. For token ids there is nothing to give.
     """
 
     learning_rate: float
@@ -110,7 +110,7 @@ class TrainingSettings(TypedDict, total=False):
     batch_size: int
     epochs: int
     delta: float
-    feature_norm: float
+    feature_norm: float | Literal["private"]
 
 
 @dataclass(frozen=True, kw_only=True)

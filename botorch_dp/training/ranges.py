@@ -296,6 +296,33 @@ def release_ranges(
     return Release(ranges, found.guarantee, facts={"artifact": quantiles})
 
 
+def private_norm(X: Tensor, **how: Any) -> Release[float]:
+    """Release the median norm of the records, for ``feature_norm`` of a training.
+
+    ``DPTrainer.fit(feature_norm="private")`` does this within the training's own epsilon. By
+    itself it is for trainings that are continued from a checkpoint, or selected from.
+
+    Guarantee: that of :func:`private_ranges` for one column: a record has one norm.
+
+    Args:
+        X: ``n x ...``.
+        how: ``mu``, or ``epsilon`` and ``delta``; ``unit``, ``ledger``, ``key``, ``label`` and
+            ``unsafe_seed``, as for :func:`private_ranges`.
+
+    Example:
+        >>> norm = private_norm(X, epsilon=0.1, delta=1e-6, ledger=ledger, key="norm")
+        >>> trainer.plan(target_epsilon=0.9, feature_norm=norm.value)
+    """
+    level = {name: how.pop(name) for name in ("mu", "epsilon", "delta", "unit") if name in how}
+
+    def norms() -> Array:
+        rows = X.detach().cpu().double().reshape(len(X), -1)
+        return rows.norm(dim=1, keepdim=True).numpy()
+
+    found = release_ranges(norms, (len(X), 1), price=ranges_guarantee(**level), **how)
+    return Release(max(float(found.value.quartiles[0, 1]), 1e-6), found.guarantee)
+
+
 def quantile_levels(pieces: int | None, off: float) -> tuple[float, ...]:
     """The quartiles, and the levels of the knots, away from the ends by the error of ranks."""
     if pieces is None:

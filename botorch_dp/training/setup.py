@@ -144,6 +144,18 @@ class Setup:
         same.groups = None
         return same
 
+    @property
+    def table(self) -> Tensor | None:
+        """The training records, ``n x d``, if they are one tensor of floats."""
+        X = self.form.train_X
+        is_table = isinstance(X, Tensor) and X.dim() == 2 and X.is_floating_point()
+        return X if is_table and isinstance(self.records, TrainingRecords) else None
+
+    @property
+    def num_features(self) -> int:
+        """How many numbers a record has, in the first of its parts."""
+        return max(1, next(iter(parts(self.form.train_X).values()))[:1].numel())
+
     def _take(self, data: TrainTest) -> None:
         """Train and test on these tensors."""
         self.form, self.tests, self.unpublishable = data, None, ""
@@ -274,8 +286,12 @@ class Setup:
         if "target_epsilon" in settings:
             check_positive("target_epsilon", settings["target_epsilon"])
         first = next(iter(parts(self.form.train_X).values()))
-        num_features = max(1, first[:1].numel())
-        norm = settings.get("feature_norm")
+        num_features, norm = self.num_features, settings.get("feature_norm")
+        if isinstance(norm, str):
+            raise ValueError(
+                f"`feature_norm` must be a number here, got {norm!r}: `plan` and `fit` of a "
+                "trainer find it privately; for others `private_norm` does."
+            )
         if norm is None and first.dtype == torch.long:  # token ids have no norm to give
             norm = num_features**0.5
         is_scored = not self.form.train_Y.is_floating_point() or takes_labels(self.loss)

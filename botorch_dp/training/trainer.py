@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
@@ -20,9 +21,17 @@ from botorch_dp._checks import (
     warn_caller,
 )
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyLedger, Release
+from botorch_dp.privacy import (
+    Guarantee,
+    NeighboringRelation,
+    PrivacyLedger,
+    PrivacyUnit,
+    Release,
+    compose,
+)
 from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.guarantee import warn_large_delta, warn_large_epsilon
+from botorch_dp.privacy.ledger import make_release
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training.engines import ENGINES
@@ -36,6 +45,7 @@ from botorch_dp.training.plan import (
     TrainingSettings,
     make_plan,
 )
+from botorch_dp.training.ranges import RangesPlan, private_norm
 from botorch_dp.training.records import TrainTest
 from botorch_dp.training.run import TrainingRun
 from botorch_dp.training.setup import Metric, Setup
@@ -46,6 +56,7 @@ if TYPE_CHECKING:
 
 #: Settings that say how to step; without them the rule of ``untuned`` does.
 _OF_STEPS = {"learning_rate", "clip_norm"}
+_NORM_FOUND = "It is the norm of a record, which the distance and the clipping norm will follow."
 #: A training of one step, to try a rule on.
 _ONE_STEP: TrainingSettings = {
     "learning_rate": 1.0,
@@ -329,6 +340,12 @@ class DPTrainer:
 
         ``print`` it: it says the price in words.
         """
+        if settings.get("feature_norm") == "private":
+            other, ranges = self._beside_norm(settings)
+            assumed: TrainingSettings = {**settings}
+            assumed["feature_norm"] = math.sqrt(other.setup.num_features)
+            plan = other.plan(**assumed)
+            return replace(plan, notes=(f"{ranges} {_NORM_FOUND}", *plan.notes))
         plan = self._plan(settings)
         warn_large_delta(plan.delta, plan.num_records)
         warn_large_epsilon(settings.get("target_epsilon", 0.0))
@@ -384,6 +401,14 @@ class DPTrainer:
                 the final weights of a model to be published, a record reaches beyond its own
                 gradient (it is not handed out; the charge stays spent).
         """
+        if settings.get("feature_norm") == "private":
+            if checkpoint is not None:
+                raise ValueError(
+                    "`checkpoint` needs a norm that stays the same: find it with `private_norm` "
+                    "and a key first, and pass its value as `feature_norm`."
+                )
+            how = {"on_interrupt": on_interrupt, "progress": progress, "curve": curve}
+            return self._fit_with_norm(settings, seed, publish, how, ledger, label)
         plan = self._plan(settings)
         check_nonnegative("checkpoint_seconds", checkpoint_seconds)
         if on_interrupt is None:
@@ -425,6 +450,56 @@ class DPTrainer:
                 train()
             (trained,) = self._results(run, publish=publish)
         return trained
+
+    def _beside_norm(self, settings: TrainingSettings) -> tuple[DPTrainer, RangesPlan]:
+        """This trainer beside the release of the records' norm, and what that costs."""
+        setup = self.setup
+        if setup.table is None:
+            raise ValueError(
+                '`feature_norm="private"` is for tables in one tensor of floats. Images and token '
+                "ids need none: their values are bounded in public. Leave it out for token ids; "
+                "for pixels between 0 and 1 pass a third of the root of their number."
+            )
+        if "target_epsilon" not in settings or not self.takes_defaults(settings):
+            raise ValueError(
+                '`feature_norm="private"` is found within `target_epsilon`, for a training with '
+                "default settings: give it, without `learning_rate` and `clip_norm`; or find the "
+                "norm by itself with `private_norm`."
+            )
+        epsilon, delta = settings["target_epsilon"], settings.get("delta", DELTA)
+        unit = PrivacyUnit(relation=self.relation)
+        if setup.per_group is not None:
+            unit = PrivacyUnit.of_person(setup.per_group, self.relation)
+        ranges = RangesPlan.within(setup.num_units, 1, epsilon, delta, unit=unit)
+        both = [each for each in (self.released, ranges.guarantee) if each is not None]
+        return self.beside(compose(*both)), ranges
+
+    def _fit_with_norm(
+        self,
+        settings: TrainingSettings,
+        seed: int | None,
+        publish: bool,
+        how: Any,
+        ledger: PrivacyLedger | None,
+        label: str,
+    ) -> Trained:
+        """Find the norm of the records and train, for one charge."""
+        plan = self.plan(**settings)
+        _check_seed(plan, seed, publish=publish, ledger=ledger)
+        other, ranges = self._beside_norm(settings)
+
+        def train() -> Trained:
+            assert self.setup.table is not None  # as it was checked
+            rows, groups = self.setup.table, self.setup.groups
+            if groups is not None:
+                rows = groups.means(rows.double().norm(dim=1))
+            unit = ranges.guarantee.unit
+            norm = private_norm(rows, mu=ranges.mu, unit=unit, unsafe_seed=seed)
+            known: TrainingSettings = {**settings, "feature_norm": norm.value}
+            return other.fit(seed=seed, publish=publish, **how, **known)
+
+        delta = None if ledger is None or ledger.budget.renyi else plan.delta
+        return make_release(plan.guarantee, train, ledger=ledger, label=label, delta=delta).value
 
     def replicates(
         self,

@@ -66,10 +66,10 @@ _PARTS, _EPOCHS, _CLIP = 12, 24, 0.25
 _SPARED = 0.01
 _ANY_NORM = (
     "`feature_norm` was not given. The records are taken to have a root mean square norm of {norm} "
-    "(features of about unit size). If theirs is far from that, pass feature_norm=: what the "
-    "bounds of your preprocessing give, or a value released with noise (gaussian_mechanism); or "
-    "divide each record by its own norm and pass 1. It is not read from the records, because that "
-    "would release it without noise."
+    "(features of about unit size). If theirs is far from that, pass feature_norm=: 'private' for "
+    "tables, or what the bounds of your preprocessing give (pixels between 0 and 1: a third of the "
+    "root of their number; token ids need none); or divide each record by its own norm and pass 1. "
+    "It is not read from the records without noise."
 )
 
 
