@@ -73,8 +73,8 @@ def per_record_scores(
             :class:`~botorch_dp.scores.F1` need.
         labels_are_public: Whether the validation labels, and with them the sizes of the classes,
             may be known to everybody. Only these two losses ask; F1 needs it, AUC gains by it.
-        groups: Whose each validation record is, where people have several: one identifier for
-            each. PrivateObjective and PrivateSearch then protect a person with all records.
+        groups: Whose each validation record is, where people are to be protected; see
+            :class:`~botorch_dp.objectives.PrivateObjective`.
         per_group: How many records of a person are used at most; 16 unless given.
 
     Returns:
@@ -115,7 +115,6 @@ def per_record_scores(
 class EstimatorScores:
     """Losses of single records for configurations of an estimator: :func:`per_record_scores`."""
 
-    #: Whose the validation records are, if people are protected.
     groups: Groups | None = None
 
     def __init__(

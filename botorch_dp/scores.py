@@ -87,28 +87,21 @@ def known_num_records(
 
 
 class GroupScores:
-    """``b x groups`` scores: means of the records' scores, which are clipped to bounds before.
-
-    Args:
-        record_scores: What returns ``b x n`` scores of records.
-        groups: Whose they are.
-        bounds: ``(lo, hi)`` of a record's score, and so of a group's.
-        nan_as: What NaN counts as.
-    """
+    """``b x groups`` scores: means of records' scores, which are clipped to ``bounds`` before."""
 
     def __init__(
         self, record_scores: Any, groups: Groups, bounds: tuple[float, float], nan_as: float
     ) -> None:
-        self._scores, self._groups, self._how = record_scores, groups, (bounds, nan_as)
-        self.num_records = len(groups)
+        self._scores, self._groups, self._bounds = record_scores, groups, bounds
+        self._nan_as, self.num_records = nan_as, len(groups)
         for name in ("has_steps", "incumbent", "loss"):
             setattr(self, name, getattr(record_scores, name, None))
 
     def __call__(self, X: Any) -> Tensor:
         """The means."""
-        n, (bounds, nan_as) = len(self._groups.owners), self._how
-        scores = checked_scores(self._scores(X), num_points=len(X), num_records=n)
-        return self._groups.means(scores.double().nan_to_num(nan_as).clamp(*bounds))
+        n = len(self._groups.owners)
+        scores = checked_scores(self._scores(X), num_points=len(X), num_records=n).double()
+        return self._groups.means(scores.nan_to_num(self._nan_as).clamp(*self._bounds))
 
 
 def scores_and_unit(

@@ -161,9 +161,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
 
     def plan(self, X: Any, y: Any, *, groups: Any = None) -> Any:
         """Route, price and noise of :meth:`fit`; of the records only the number counts."""
-        return self._search(*self._records(X, y), groups).plan(
-            release_score=bool(self.release_score)
-        )
+        return self._search(*self._records(X, y), groups).plan(release_score=self.release_score)
 
     def receipt(self, **facts: Any) -> Receipt:
         """A document that a stranger can check, of ``best_params_``; with ``release_score`` of
@@ -239,9 +237,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
             )
         return self.public, (X, y)
 
-    def _search(
-        self, train: tuple[Any, Any], validation: tuple[Any, Any], groups: Any = None
-    ) -> PrivateSearch:
+    def _search(self, train: Any, validation: Any, groups: Any) -> PrivateSearch:
         if not isinstance(self.budget, PrivacyBudget):
             raise TypeError(
                 "`budget` must be a PrivacyBudget(epsilon, delta), got "

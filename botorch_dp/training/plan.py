@@ -142,9 +142,8 @@ class TrainingPlan:
         unpublishable: Why models that are trained on these records must not be published, if so.
         beside: What else is released with the model, such as private ranges; it is part of the
             guarantee, and of a ``target_epsilon``.
-        per_group: How many records of a person are used at most, if all of them are protected
-            together. ``num_records`` and ``batch_size`` then count people, and the mean of a
-            person's clipped gradients counts as a record's.
+        per_group: How many records of a person are used at most, if people are protected;
+            ``num_records`` and ``batch_size`` then count people.
 
     Example:
         >>> plan = trainer.plan(  # a DPTrainer of 1,000 records

@@ -134,7 +134,7 @@ class Setup:
         self.check(model, precise=False, random_weights=True)
 
     def on(self, data: TrainTest) -> Setup:
-        """The same on other records of the same form, which need no further checks."""
+        """The same on other records of the same form, without groups or further checks."""
         data = check_data(data, named_inputs=True, tests=False)
         mine, other = (_kinds(each.train_X, each.train_Y) for each in (self.form, data))
         if mine != other:
@@ -190,9 +190,10 @@ class Setup:
         found = []
         if self.groups is not None:
             found.append(
-                f"Each of {self.num_units:,} people counts as a record: of the first "
-                f"{self.per_group} that they have in the order of the rows, the mean of the "
-                "clipped gradients. Where everybody has one, this is the guarantee for a record."
+                f"Each of {self.num_units:,} people counts as one record: by the mean of the "
+                f"clipped gradients of their first {self.per_group} records, in the order of the "
+                "rows. Further ones are not used. Where everybody has one, this is the guarantee "
+                "for a record."
             )
         if not self.num_tests:
             found.append("No accuracy is measured, because there are no test records.")
@@ -415,15 +416,13 @@ class Setup:
     def fingerprint(self, *, tests: bool = False) -> Fingerprint:
         """A hash of all training records, and of the test records if asked for."""
         every = (self.records, *(() if self.tests is None or not tests else (self.tests,)))
-        owners = () if self.groups is None else (torch.from_numpy(self.groups.owners),)
+        whose = () if self.groups is None else (torch.from_numpy(self.groups.owners),)
         if not isinstance(self.records, DatasetRecords):
             check_data(self.form, named_inputs=True, tests=False)  # it may have changed since
             pairs = [records.form() for records in every]
-            return fingerprint(
-                *(part for X, Y in pairs for part in (*parts(X).values(), Y)), *owners
-            )
+            return fingerprint(*(x for X, Y in pairs for x in (*parts(X).values(), Y)), *whose)
         batches = (batch for records in every for batch in records.batches())
-        return fingerprint(*(fingerprint(*parts(X).values(), Y) for X, Y, _ in batches), *owners)
+        return fingerprint(*(fingerprint(*parts(X).values(), Y) for X, Y, _ in batches), *whose)
 
     def _try_metric(self, outputs: Tensor, targets: Tensor) -> None:
         """Call the metric with the shapes of the test records, and none of their values."""

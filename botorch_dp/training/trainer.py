@@ -231,11 +231,11 @@ class DPTrainer:
         like: For data sets: a public or made-up record, which shows the names, shapes and types of
             every record. A record of another form, or length, counts as zero. Not needed for a
             ``TensorDataset``, whose tensors have types and shapes.
-        groups: Whose each training record is, where people have several: one identifier for each
-            record, a number or a text. A person with all of their records is then protected, and
-            ``num_records`` and ``batch_size`` count people; see :mod:`botorch_dp.groups`.
-        per_group: How many records of a person are used at most; 16 unless given. The noise does
-            not depend on it. A step takes time for so many records.
+        groups: Whose each training record is, where people have several: a number or a text for
+            each. A person with all of their records is then protected, and ``batch_size`` counts
+            people; see :mod:`botorch_dp.groups`.
+        per_group: How many records of a person are used at most; 16 unless given. It does not
+            change the noise; a step takes the time of so many records.
 
     Example:
         >>> import torch
@@ -310,7 +310,7 @@ class DPTrainer:
         return self.setup.metric
 
     def on(self, data: TrainTest) -> DPTrainer:
-        """The same trainer on other records of the same form, such as public ones."""
+        """The same trainer on other records of the same form, such as public ones, ungrouped."""
         other = copy.copy(self)
         other.setup = self.setup.on(data)
         return other

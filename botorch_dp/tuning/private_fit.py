@@ -62,16 +62,16 @@ class ScoredTraining:
         scored_on: Which records score.
         fixed: Settings of all trainings.
         delta: Where the trainer would evaluate epsilon.
-        raises: Whether an error in scoring is raised; otherwise the score is no number.
         groups: Whose the records are that score, if people are protected.
+        raises: Whether an error in scoring is raised; otherwise the score is no number.
     """
 
     trainer: DPTrainer
     scored_on: ScoredOn
     fixed: Mapping[str, Any]
     delta: float
-    raises: bool = False
     groups: Groups | None = None
+    raises: bool = False
 
     def __call__(
         self, config: Config, noise_multiplier: float, *, seed: int | None = None
@@ -91,10 +91,7 @@ class ScoredTraining:
         return {name: value.cpu() for name, value in model.state_dict().items()}, score
 
     def score(self, model: nn.Module) -> float:
-        """The trainer's metric on public records; on others, the share that is classified right.
-
-        Of people, the mean of their shares.
-        """
+        """The trainer's metric on public records; on others, the mean share that is right."""
         setup, training = self.trainer.setup, self.scored_on == "training"
         if self.scored_on == "public":
             return setup.utility(model)
@@ -142,7 +139,6 @@ class PrivateFit(PrivateSelection[Any]):
 
     _what = "a private fit"
     _result_type = FitResult
-    #: Of people, whose test records are others.
     _apart: tuple[str, ...] = ()
 
     def __init__(
@@ -196,12 +192,9 @@ class PrivateFit(PrivateSelection[Any]):
             groups = Groups(test_groups, setup.num_tests, setup.per_group)
             self._apart = ("no person has both training records and test records",)
             self._test_unit = PrivacyUnit.of_person(groups.per_group)
-        scored = {"sensitive": setup.num_tests, "training": setup.num_units}
-        if groups is not None:
-            scored["sensitive"] = len(groups)
-        self._own = ScoredTraining(
-            self.trainer, test_records, self.fixed, self._delta, groups=groups
-        )
+        tests = setup.num_tests if groups is None else len(groups)
+        scored = {"sensitive": tests, "training": setup.num_units}
+        self._own = ScoredTraining(self.trainer, test_records, self.fixed, self._delta, groups)
         super().__init__(
             self._own,
             {} if space is None else space,

@@ -27,8 +27,8 @@ class Batches(NamedTuple):
     places: Tensor
     """Indices of records, ``R x m``."""
     weights: Tensor | None = None
-    """How much each place counts, ``R x m``: 0 if it is empty, 1 / k for one of k records of a
-    group, 1 otherwise; None if all count 1."""
+    """What each place counts, ``R x m``: 0 if empty, 1 / k for one of a person's k records, else 1;
+    None if all count 1."""
 
 
 class ClippedSums(NamedTuple):
