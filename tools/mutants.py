@@ -346,6 +346,24 @@ MUTANTS = [
         ('{"std": plan.noise_std,', '{"std": plan.noise_std / 2,'),
     ),
     *_mutants(
+        "groups.py",
+        "test_groups.py training/test_people.py test_scores_of_people.py",
+        ("np.repeat(1 / self._counts, self._counts)", "1.0"),
+        ("ranks < self.per_group", "ranks <= self.per_group"),
+        ("torch.where(weights > 0, values.double() * weights, 0.0)", "values.double() * weights"),
+    ),
+    *_mutants(
+        "training/run.py",
+        "training/test_people.py",
+        ("filled * self._groups.weights[places]", "filled"),
+        ("alike = self._groups is None and", "alike ="),
+    ),
+    *_mutants(
+        "scores.py",
+        "test_scores_of_people.py",
+        ("scores.nan_to_num(self._nan_as).clamp(*self._bounds)", "scores.nan_to_num(self._nan_as)"),
+    ),
+    *_mutants(
         "training/engines/base.py",
         f"{BOUNDARIES} training/test_fused.py training/test_training_privacy.py",
         (".clamp_(max=1.0).nan_to_num_(nan=0.0)", ".nan_to_num_(nan=0.0)"),
