@@ -140,7 +140,10 @@ MUTANTS = [
             "return 1.0",
         ),
         ("return 0.0, 0.0, pure_dp_mu(epsilon)", "return 0.0, 0.0, epsilon"),
-        ('return "replace" if replaced else "add_or_remove"', 'return "add_or_remove"'),
+        (
+            'return "replace" if relation is NeighboringRelation.REPLACE_ONE else "add_or_remove"',
+            'return "add_or_remove"',
+        ),
     ),
     *_mutants(
         "privacy/pld/composition.py",
