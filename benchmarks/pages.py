@@ -6,7 +6,6 @@ A table stands between ``<!-- table: name -->`` and ``<!-- end -->``. Numbers co
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -540,75 +539,24 @@ def _three_digits(found: dict[str, Any]) -> str:
 
 
 def untuned() -> str:
-    from benchmarks.nothing_to_tune import EPSILONS, gaps, mean
+    """The tasks at epsilon = 1, and the gap to unpaid tuning over all epsilons."""
+    from benchmarks.nothing_to_tune import mean
     from benchmarks.untuned_tasks import TASKS
 
     found = load("nothing_to_tune")
     if found is None:
         return "Not run yet.\n"
     cells = found["cells"]
-    names = ("majority", "middle", "rule", "first", "selection", "unpaid", "open")
-
-    def cell(task: str, row: str) -> str:
-        values = [mean(cells, task, epsilon, row) for epsilon in EPSILONS]
-        if row in ("majority", "open"):
-            values = values[:1]
-        return " / ".join("?" if value is None else f"{value:.3f}" for value in values)
-
+    names = ("majority", "rule", "selection", "unpaid", "open")
+    values = {name: [mean(cells, name, 1.0, row) for row in names] for name in TASKS}
     rows = [
-        [task.label(name), task.size] + [cell(name, row) for row in names]
+        [task.label(name), task.size]
+        + ["?" if value is None else f"{value:.3f}" for value in values[name]]
         for name, task in TASKS.items()
     ]
-    head = ["task", "records", "majority", "middle of the space", "**nothing tuned**"]
-    head += ["first rule", "best of 20, paid", "best of 40, unpaid", "no privacy"]
-    differences = gaps(cells)
-    listed = [
-        [task.label(name)]
-        + [_gap(cells, name, epsilon, differences.get((name, epsilon))) for epsilon in EPSILONS]
-        for name, task in TASKS.items()
-    ]
-    return (
-        f"{table(head, rows)}\n"
-        "Nothing tuned minus the unpaid best, with 95% intervals over five trainings of ours:\n\n"
-        f"{table(['task', *(f'ε = {e:g}' for e in EPSILONS)], listed)}\n{_summary(cells)}\n"
-        f"Other methods, on the tasks on which they were run:\n\n{_others(cell)}"
-    )
-
-
-def _others(cell: Callable[[str, str], str]) -> str:
-    """Methods that were not run on all tasks."""
-    from benchmarks.untuned_tasks import TASKS
-
-    methods = {
-        "hyfree": "HyFreeDP, our code",
-        "scaling": "linear scaling rule, our code",
-        "tenth": "tuned on a tenth",
-        "objective": "objective perturbation",
-    }
-    rows = [[name.replace("_", " "), *(cell(name, row) for row in methods)] for name in TASKS]
-    run = [row for row in rows if any(value.strip("? /") for value in row[1:])]
-    return table(["task", *methods.values()], run)
-
-
-def robustness() -> str:
-    found = load("untuned_robustness")
-    if found is None:
-        return "Not run yet.\n"
-    rows = [
-        [name, f"{row['majority']:.3f}", shown(row["rule"]), f"{row['best distance']:.3f}",
-         f"{row['no noise']:.3f}", f"{row['class 1']['mean']:.3f}",
-         f"{row['class 1, no noise']:.3f}"]
-        for name, row in found["rows"].items()
-    ]  # fmt: skip
-    head = ["records", "majority", "**nothing tuned**", "best of five distances", "no noise"]
-    return table([*head, "nothing tuned, class 1", "no noise, class 1"], rows)
-
-
-def _gap(cells: dict[str, Any], task: str, epsilon: float, gap: float | None) -> str:
-    if gap is None:
-        return "?"
-    ours = mean_interval(cells[f"{task} {epsilon:g} rule"]["values"])
-    return f"{gap:+.3f} ± {ours.high - ours.mean:.3f}"
+    head = ["task, ε = 1", "records", "majority", "**nothing tuned**", "best of 20, paid"]
+    head += ["best of 40, unpaid", "no privacy"]
+    return f"{_summary(cells)}\n{table(head, rows)}"
 
 
 def _summary(cells: dict[str, Any]) -> str:
@@ -617,14 +565,8 @@ def _summary(cells: dict[str, Any]) -> str:
     from benchmarks.untuned_tasks import TASKS
 
     rows = []
-    for name, row in itertools.product(("all", "open", "opened", "frozen"), ("rule", "first")):
-        chosen = {
-            key: gap
-            for key, gap in gaps(cells, row).items()
-            if name in ("all", TASKS[key[0]].group)
-        }
-        if not chosen:
-            continue
+    for name in ("all", "open", "opened", "frozen"):
+        chosen = {k: gap for k, gap in gaps(cells).items() if name in ("all", TASKS[k[0]].group)}
         tasks = dict.fromkeys(task for task, _ in chosen)
         means = [
             sum(g for (t, _), g in chosen.items() if t == task) / sum(t == task for t, _ in chosen)
@@ -633,11 +575,11 @@ def _summary(cells: dict[str, Any]) -> str:
         (task, epsilon), worst = min(chosen.items(), key=lambda item: item[1])
         found = mean_interval(means)
         level = sum(
-            sum(cells[f"{t} {e:g} {row}"]["values"]) >= sum(cells[f"{t} {e:g} unpaid"]["values"])
+            sum(cells[f"{t} {e:g} rule"]["values"]) >= sum(cells[f"{t} {e:g} unpaid"]["values"])
             for t, e in chosen
         )
         rows.append(
-            [f"{name}, first rule" if row == "first" else f"**{name}**", f"{len(tasks)}",
+            [name, f"{len(tasks)}",
              f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]",
              f"{worst:+.3f} ({task.replace('_', ' ')}, ε = {epsilon:g})",
              f"{level} of {len(chosen)}"]
@@ -653,7 +595,7 @@ TABLES: dict[str, Callable[[], str]] = {
         dp_gibo_theorems, dp_gibo_placement,
         dpareto_illustrations, dpareto_reduced, dpareto_full, dpareto_table_2, dpareto_lead,
         dpareto_own_time,
-        membership, obvious_alternatives, untuned, robustness, trainers,
+        membership, obvious_alternatives, untuned, trainers,
         *TABLES_OF_RESULTS,
     )
 }  # fmt: skip

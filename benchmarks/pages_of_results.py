@@ -525,23 +525,6 @@ TREE_METHODS = {
 }
 
 
-def trees() -> str:
-    """Percentage of records that the published model misreads."""
-    judged = stored("which_trees")["judged"]
-    parts = []
-    for n in (300, 3000, 30_000):
-        rows = []
-        for method, label in TREE_METHODS.items():
-            cells = []
-            for task in TREES:
-                errors = [judged[f"{task}, n = {n}, epsilon = {e}"]["error"] for e in LEVELS]
-                shown = [fixed(100 * error[method]["mean"], 1) for error in errors]
-                cells.append(shown[0] if len(set(shown)) == 1 else " / ".join(shown))
-            rows.append([label, *cells])
-        parts.append(table([f"n = {n:,}; ε = {' / '.join(LEVELS)}", *TREES], rows))
-    return "\n".join(parts)
-
-
 def not_tuning() -> str:
     """Losses of searches and of what is not tuned, in hundredths, with paired differences."""
     middle, usual = "middle of the space", "the library's defaults"
@@ -591,5 +574,5 @@ TABLES_OF_RESULTS = (
     opacus_fronts, engines, mixing_models, paid_adult, paid_mnist, paid_studies, paid_prices,
     paid_optuna, proposals, faster, longer, growth, seen_trials, seen_limit,
     trainer_memory, tuning_tasks, all_methods, generated_regrets, generated_differences,
-    records_and_dimensions, few_evaluations, few_records, trees, not_tuning,
+    records_and_dimensions, few_evaluations, few_records, not_tuning,
 )  # fmt: skip
