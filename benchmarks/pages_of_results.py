@@ -340,36 +340,6 @@ def growth() -> str:
     return table(["what", "sizes", "milliseconds", "exponent"], rows)
 
 
-def seen_trials() -> str:
-    results = stored("many_trials")["results"]
-    problems = ("sparse vector technique (10 of 100)",
-                "output-perturbed logistic regression on breast_cancer")  # fmt: skip
-    found = [results[f"{problem}, predictions"] for problem in problems]
-    rows = []
-    for key, label in (("all", "all 1,500"), ("512", "512 of them, as they do"),
-                       ("first 512", "the first 512")):  # fmt: skip
-        rows.append(
-            [label]
-            + [cell for by in found
-               for cell in (interval(by[key], 4), two_digits(by[f"{key}, seconds"]["mean"]))]
-        )  # fmt: skip
-    head = ["models see", "sparse vector technique", "seconds"]
-    return table([*head, "output-perturbed logistic regression", "seconds"], rows)
-
-
-def seen_limit() -> str:
-    results, problem = stored("many_trials")["results"], "sparse vector technique (10 of 100)"
-    rows = []
-    for key, label in (
-        ("hypervolume, linear", "hypervolume"),
-        ("hypervolume, log", "the same in ln ε"),
-        ("error of the recommended", "error of the recommended configurations"),
-    ):
-        by = results[f"{problem}, {key}"]
-        rows.append([label, interval(by["some - all"]), fixed(by["all"]["mean"])])
-    return table(["", "with a limit of 64, minus without", "without"], rows)
-
-
 def trainer_memory() -> str:
     engines = ("ghost", "per_record", "Opacus hooks", "Opacus ghost", "plain SGD")
     rows = [
@@ -382,26 +352,6 @@ def trainer_memory() -> str:
 
 
 LEVELS = ("0.3", "1", "3")
-
-
-def tuning_tasks() -> str:
-    """Mean regret over four tuning tasks, of the fresh seeds and of the ones that were seen."""
-    from benchmarks.which_method import RANDOM, mean_regret, stored_outcomes
-
-    seen, fresh = (stored_outcomes(stored(file)) for file in ("which_method", "which_method_fresh"))
-    rows = [
-        [label, *(half_width(vars(mean_regret(outcomes, name, e)), 3) for e in LEVELS)]
-        for label, outcomes, name in (
-            ("one random configuration, on average", seen, RANDOM),
-            ("the middle of the space", seen, "middle of the box"),
-            ("permute-and-flip, ten fresh seeds", fresh, "permute-and-flip, no model"),
-            ("`PrivateSearch`, ten fresh seeds", fresh, "PrivateSearch"),
-            ("DP-GIBO, ten fresh seeds", fresh, "DPGIBO"),
-            ("`PrivateSearch`, six seeds that were looked at", seen, "PrivateSearch"),
-            ("DP-GIBO, the same six seeds", seen, "DPGIBO"),
-        )
-    ]
-    return table(["", *(f"ε = {e}" for e in LEVELS)], rows)
 
 
 def all_methods() -> str:
@@ -436,20 +386,6 @@ def generated_tasks() -> dict[str, dict[str, Any]]:
             task, level = case.rsplit(", epsilon = ", 1)
             found.setdefault(task.replace("000", ",000"), {})[level] = judged
     return found
-
-
-def generated_regrets() -> str:
-    rows = []
-    for task, by in generated_tasks().items():
-        cells = []
-        for level in LEVELS:
-            regret, rival = by[level]["regret"], by[level]["best single method"]
-            name = {"DPGIBO": "DP-GIBO"}.get(rival, rival)
-            cells += [fixed(regret["PrivateSearch"]["mean"], 2),
-                      f"{fixed(regret[rival]['mean'], 2)} ({name})"]  # fmt: skip
-        rows.append([task, *cells])
-    head = [cell for e in LEVELS for cell in (f"ε = {e}", "better single method")]
-    return table(["task", *head], rows)
 
 
 def generated_differences() -> str:
@@ -572,7 +508,7 @@ def people() -> str:
 TABLES_OF_RESULTS = (
     accounting_fronts, descent, faults, people,
     opacus_fronts, engines, mixing_models, paid_adult, paid_mnist, paid_studies, paid_prices,
-    paid_optuna, proposals, faster, longer, growth, seen_trials, seen_limit,
-    trainer_memory, tuning_tasks, all_methods, generated_regrets, generated_differences,
+    paid_optuna, proposals, faster, longer, growth, 
+    trainer_memory, all_methods, generated_differences,
     records_and_dimensions, few_evaluations, few_records, not_tuning,
 )  # fmt: skip
