@@ -44,7 +44,7 @@ from botorch_dp.privacy.audit import FEWEST_SAMPLES, AuditReport
 from botorch_dp.privacy.mechanisms import SelectionMethod, noise_source
 from botorch_dp.privacy.rounding import rounded_down, rounded_up
 from botorch_dp.privacy.selection import TrialNumber
-from botorch_dp.privacy.sparse_vector import SparseVectorPlan, noisy_comparisons
+from botorch_dp.privacy.sparse_vector_technique import SparseVectorPlan, noisy_comparisons
 from botorch_dp.training.ranges import bin_counts, count_sensitivity, sorted_columns
 
 CONFIDENCE = 1 - 1e-6

@@ -43,7 +43,7 @@ from botorch_dp.privacy.mechanisms import gaussian_scale, laplace_scale, selecti
 from botorch_dp.privacy.pld.composition import composed_epsilon
 from botorch_dp.privacy.pld.gaussian import _log_delta, pure_dp_mu
 from botorch_dp.privacy.rounding import float_above, float_below, sqrt_above, sqrt_below
-from botorch_dp.privacy.sparse_vector import SparseVectorPlan
+from botorch_dp.privacy.sparse_vector_technique import SparseVectorPlan
 from botorch_dp.release import (
     LipschitzMaximum,
     NoiseFreeMaximum,

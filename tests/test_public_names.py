@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -50,6 +52,36 @@ def test_top_level_names_are_those_of_their_subpackages() -> None:
     assert set(botorch_dp.__all__) <= set(dir(botorch_dp))
     with pytest.raises(AttributeError, match="no attribute 'PrivateSerach'"):
         _ = botorch_dp.PrivateSerach
+
+
+def test_names_of_privacy_that_need_torch_are_loaded_late() -> None:
+    """A budget, a ledger and a price need it not, and are there in a third of a second."""
+    from botorch_dp import privacy
+
+    stated = {
+        name: module for module, names in privacy._LATE.items() for name in names
+    }  # fmt: skip
+    source = (PACKAGE / "privacy" / "__init__.py").read_text()
+    (block,) = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    imported = {
+        alias.name: (node.module or "").rpartition(".")[2]
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == stated and set(stated) < set(privacy.__all__)
+    for name, module in stated.items():
+        home = importlib.import_module(f"botorch_dp.privacy.{module}")
+        assert getattr(privacy, name) is getattr(home, name)
+    with pytest.raises(AttributeError, match="no attribute 'Recipt'"):
+        _ = privacy.Recipt
+    script = (
+        "import sys; from botorch_dp import PrivacyBudget, PrivacyLedger\n"
+        "from botorch_dp.privacy import dp_sgd_epsilon\n"
+        "PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6))\n"
+        "assert not {'torch', 'scipy.stats', 'dp_accounting'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_type_checkers_see_the_names_that_are_loaded_late() -> None:

@@ -183,7 +183,7 @@ MUTANTS = [
         ("price if unsafe_seed is None else price.simulated()", "price"),
     ),
     *_mutants(
-        "privacy/sparse_vector.py",
+        "privacy/sparse_vector_technique.py",
         f"{BOUNDARIES} privacy/test_mechanisms.py privacy/test_sparse_vector.py",
         ("2 * self.max_positives * self.sensitivity", "self.max_positives * self.sensitivity"),
         ("2 * self.max_positives * self.sensitivity", "2 * self.sensitivity"),

@@ -44,7 +44,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import brentq
 
 from botorch_dp._checks import (
     check_delta,
@@ -133,6 +132,8 @@ class TrialNumber:
             gap, power = -math.expm1(log_gamma), self.shape * log_gamma
             scale = power / math.expm1(power) if abs(power) > 1e-12 else 1.0
             return math.log(scale * gap / -log_gamma) - log_gamma
+
+        from scipy.optimize import brentq  # late, because it takes long to load
 
         found = brentq(lambda x: log_mean(x) - math.log(self.mean), -300.0, -1e-12, xtol=1e-14)
         return math.exp(found)

@@ -28,7 +28,7 @@ from botorch_dp.privacy.mechanisms import (
     laplace_guarantee,
     laplace_mechanism,
 )
-from botorch_dp.privacy.sparse_vector import sparse_vector, sparse_vector_guarantee
+from botorch_dp.privacy.sparse_vector_technique import sparse_vector, sparse_vector_guarantee
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 

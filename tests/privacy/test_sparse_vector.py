@@ -11,7 +11,7 @@ import torch
 from scipy import integrate, stats
 
 from botorch_dp.privacy.mechanisms import SimulatedNoise, integer_laplace_epsilon
-from botorch_dp.privacy.sparse_vector import (
+from botorch_dp.privacy.sparse_vector_technique import (
     SparseVectorPlan,
     _on_lattice,
     _stop,

@@ -22,7 +22,6 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
-from scipy.stats import binom
 
 from botorch_dp._checks import check_delta, check_nonnegative
 from botorch_dp.errors import PrivacyError
@@ -378,6 +377,8 @@ class RandomizedResponses:
 
 
 def _binomial_atoms(epsilon: float, count: int) -> tuple[np.ndarray, np.ndarray, float]:
+    from scipy.stats import binom  # late, because it takes long to load
+
     lie = math.exp(-epsilon) / (1 + math.exp(-epsilon))
     first, last = 0, count
     if count > _FEW:

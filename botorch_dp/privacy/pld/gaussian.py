@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_ndtr, ndtr, ndtri, ndtri_exp
 
 from botorch_dp._checks import check_delta, check_nonnegative
@@ -133,6 +132,8 @@ def safe_root(
         tolerance: How far from the root the result may be, relatively.
         smallest: The same, absolutely; for roots near 0.
     """
+    from scipy.optimize import brentq  # late, because it takes long to load
+
     low, high = min(unsafe, safe), max(unsafe, safe)
     # SciPy asks for at least four rounding errors, and for some absolute tolerance.
     end = brentq(excess, low, high, xtol=max(smallest, 5e-324), rtol=max(tolerance, 4e-15))
