@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import tomllib
 import venv
 from pathlib import Path
@@ -55,6 +56,10 @@ def main() -> None:
         old.unlink()
     run(sys.executable, "-m", "build", "--outdir", DIST, ROOT)
     (wheel,), (source,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
+    with tarfile.open(source) as content:
+        names = {name.partition("/")[2] for name in content.getnames()}
+    kept = {"tests/conftest.py", "docs/privacy.md", "benchmarks/tables.py", "CHANGELOG.md"}
+    assert kept <= names, f"{source.name} lacks {kept - names}, which packagers need to test it."
     print(f"{source.name} ...", flush=True)
     run(installed("source", str(source)), CHECK)
     print(f"{wheel.name} ...", flush=True)
