@@ -151,7 +151,7 @@ def forget_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Groups, "__init__", forgetting)
 
 
-def audited(batches: str, monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[float, float]:
+def audited(batches: str) -> tuple[float, float]:
     """What exchanging one of two people of four records shows at least, and what is claimed."""
     sensitivity = 1.0 if batches == "poisson, one more" else 2.0
     settings = {
@@ -191,9 +191,8 @@ def audited(batches: str, monkeypatch: pytest.MonkeyPatch | None = None) -> tupl
     return report.lower_bound, trainer(other).plan(**settings).epsilon
 
 
-@pytest.mark.parametrize("batches", ["fixed", "poisson, one more"])
-def test_the_audit_stays_below_the_claim(batches: str) -> None:
-    bound, claim = audited(batches)
+def test_the_audit_stays_below_the_claim() -> None:
+    bound, claim = audited("fixed")
     assert 0 < bound <= claim
 
 
