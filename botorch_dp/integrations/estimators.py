@@ -68,7 +68,7 @@ _FILLED_CURVES = 0.8
 #: beyond is predicted wrongly, while columns lose little there.
 _TARGET_WIDTHS = 4.0
 #: Pieces of a curve, and rows whose features are computed at once.
-_PIECES, _ROWS = 16, 4096
+_PIECES, _ROWS = 16, 512
 _PER_DAY = {"D": 1, "h": 24, "m": 1440, "s": 86_400, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
 
 

@@ -523,5 +523,5 @@ class Shapes(nn.Module):
 
     def forward(self, columns: Tensor) -> Tensor:
         """Features ``n x p`` of double precision columns ``n x d``."""
-        inside = ((columns[:, self.column] - self.start) / self.width).clamp(0, 1)
-        return (inside * self.scale + self.shift).nan_to_num(0.0)
+        found = columns[:, self.column].sub_(self.start).div_(self.width).clamp_(0, 1)
+        return found.mul_(self.scale).add_(self.shift).nan_to_num_(0.0)
