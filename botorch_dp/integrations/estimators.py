@@ -228,7 +228,7 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     Example:
         >>> scaler = PrivateScaler(0.5, delta=1e-6)
         >>> print(scaler.plan(num_records=20_000, num_features=8))
-        Ranges of 8 columns, found with all of the budget: quantiles are off by about 0.11% ...
+        Ranges of 8 columns, found with all of the budget: quantiles are off by about 0.23% ...
     """
 
     def __init__(
