@@ -173,8 +173,8 @@ def plot_shapes(model: DPClassifier | DPRegressor, columns: Sequence[Any] = ()) 
         figure.axes[0].legend(fontsize=7)
     left_out = f" {len(curves) - len(shown)} columns are not shown." if columns == () else ""
     caption = f"Each column's part of a prediction; 0 is that of a missing value.{left_out} "
-    said, *_ = str(model.guarantee_).split(". This holds on condition")
-    caption += f"{said}, on {len(model.guarantee_.conditions)} conditions that it lists."
+    guarantee = model.guarantee_
+    caption += f"{guarantee.sentence} It rests on {len(guarantee.conditions)} conditions."
     figure.supxlabel(textwrap.fill(caption, _CAPTION_WIDTH), fontsize=8)
     return figure
 

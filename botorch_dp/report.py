@@ -186,7 +186,7 @@ def _price(
         rest += [
             ledger.summary(),
             "How much was spent may follow from the records: quote the budget.",
-            ledger.guarantee.paragraph(),
+            str(ledger.guarantee),
         ]
     elif charged:
         headline = "No guarantee without the ledger that its trainings were charged to."
@@ -201,12 +201,12 @@ def _price(
         if training.void is not None:
             headline = "No guarantee: it must not be published."
         else:
-            rest += [training.paragraph(), publication(problem, trials, "test").paragraph()]
+            rest += [str(training), str(publication(problem, trials, "test"))]
             delta = training.quoted_delta or DEFAULT_DELTA
             epsilon, delta = training.summed or (training.epsilon(delta), delta)
             headline = f"ε = {rounded_up(epsilon)}"
             headline += f", δ = {rounded_up(delta)}" if delta else ""
-    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in rest if text)
+    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in rest if text).replace("\n", "<br>")
     return f'<p class="price">{escape(headline)}</p>{paragraphs}'
 
 

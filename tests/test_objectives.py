@@ -218,7 +218,7 @@ def test_price_before_it_runs() -> None:
     assert guarantee.mu == 0.1 and guarantee.status == "proven"
     assert guarantee.relation is NeighboringRelation.REPLACE_ONE
     assert "one patient" in str(guarantee)
-    assert "given that a record's score depends on that record" in str(guarantee)
+    assert "1. a record's score depends on that record" in str(guarantee)
     assert objective.price(25) == compose(*[guarantee] * 25)
     assert objective.price(25).mu == pytest.approx(0.5)
     simulated = PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.1, unsafe_seed=0)

@@ -194,11 +194,11 @@ class Curator:
     def promise(self) -> str:
         """The guarantees of the rows and of an answer in words, for the other party."""
         if self.answers is None:
-            return f"{self.guarantee} Answers are sent as measured, and no guarantee covers them."
+            return f"{self.guarantee}\nAnswers are sent as measured, and no guarantee covers them."
         price = self.answers.price()
         if self._unsafe_seed is not None:
             price = price.simulated()
-        return f"{self.guarantee} Each answer: {price}"
+        return f"{self.guarantee}\nEach answer: {price}"
 
     @property
     def num_rows(self) -> int:

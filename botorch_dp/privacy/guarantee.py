@@ -366,14 +366,25 @@ class Guarantee:
             raise ValueError(f"`state` describes no guarantee ({error!r}).") from error
 
     def __str__(self) -> str:
+        """The sentence, the mechanism, and what it rests on, numbered, one a line."""
+        if self.void is not None:
+            return self.sentence
+        lines = [self.sentence, f"Mechanism: {self.mechanism}."]
+        if not self.conditions:
+            lines[-1] += " Proven without conditions."
+        first = len(self.unit.conditions) + 1
+        if self.unit.conditions:
+            lines += ["It holds if:", *_lines(self.unit.conditions)]
+        if self.assumptions:
+            lines += ["Assumed, not proven:", *_lines(self.assumptions, first)]
+        return "\n".join(lines)
+
+    @property
+    def sentence(self) -> str:
+        """The level, whom it protects and what is compared; what it rests on is not in it."""
         if self.void is not None:
             return f"{self.mechanism}: no privacy guarantee ({self.void})."
-        subject = f"{self.mechanism}: {self._quoted_level()} for {self.protects}"
-        sentence = f"{subject}, when {self.unit.neighbours}"
-        given = "; ".join(self.unit.conditions)
-        if self.status == "proven":
-            return f"{sentence} (proven{f', given that {given}' if given else ''})."
-        return f"{sentence}. This holds on condition that {'; '.join(self.conditions)}."
+        return f"{self._quoted_level()} for {self.protects}, when {self.unit.neighbours}."
 
     @property
     def quoted(self) -> tuple[float, float]:
@@ -560,6 +571,10 @@ def _paragraph(guarantee: Guarantee) -> str:
             "It rests on no condition beyond the software doing what its documentation says."
         )
     return " ".join(sentences)
+
+
+def _lines(sentences: Sequence[str], first: int = 1) -> list[str]:
+    return [f"{number}. {text}" for number, text in enumerate(sentences, first)]
 
 
 def _numbered(sentences: Sequence[str]) -> str:

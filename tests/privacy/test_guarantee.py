@@ -124,9 +124,9 @@ def test_status_follows_from_what_is_stated() -> None:
 
 def test_the_callers_part_is_printed() -> None:
     unit = PrivacyUnit(conditions=("a patient has one record",))
-    assert "given that a patient has one record" in str(promise(PureLoss(1.0), unit=unit))
+    assert "It holds if:\n1. a patient has one record" in str(promise(PureLoss(1.0), unit=unit))
     both = str(promise(PureLoss(1.0), unit=unit, assumptions=("A",)))
-    assert "on condition that a patient has one record; A." in both
+    assert "1. a patient has one record\nAssumed, not proven:\n2. A" in both
     assert unit.given("a patient has one record", "B").conditions == (*unit.conditions, "B")
 
 
@@ -188,16 +188,16 @@ class TestWords:
         assert "0.5-differentially private" in text
         assert "one patient" in text
         assert "replaced" in text
-        assert "proven" in text
+        assert "Proven without conditions." in text
 
     def test_names_its_conditions(self) -> None:
         text = str(promise(PureLoss(0.5), assumptions=("Assumption 1",)))
-        assert "on condition that Assumption 1" in text
+        assert "Assumed, not proven:\n1. Assumption 1" in text
 
     @pytest.mark.parametrize("epsilon", [1.00001, 0.123412, 7.77777, 1e-7 / 3, 123456.7])
     def test_quoted_numbers_are_never_smaller_than_the_truth(self, epsilon: float) -> None:
         text = str(promise(PureLoss(epsilon)))
-        match = re.search(r": ([0-9.e+-]+)-differentially", text)
+        match = re.match(r"([0-9.e+-]+)-differentially", text)
         assert match is not None
         quoted = float(match.group(1))
         assert epsilon <= quoted <= epsilon * 1.002

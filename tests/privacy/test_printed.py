@@ -93,7 +93,7 @@ class TestGuarantees:
                 str(promise(PureLoss(epsilon))),
                 str(promise(ApproximateLoss(epsilon, delta))),
             )
-            (shown,) = re.findall(rf": ({NUMBER})-differentially", pure)
+            (shown,) = re.findall(rf"^({NUMBER})-differentially", pure)
             assert epsilon <= float(shown) <= epsilon * 1.002
             ((shown, theirs),) = re.findall(rf"\(({NUMBER}), ({NUMBER})\)-differ", both)
             assert epsilon <= float(shown) and delta <= float(theirs) <= delta * 1.002
@@ -188,7 +188,7 @@ def test_a_delta_of_one_record_in_all_warns_where_it_was_asked_for() -> None:
 class TestReleasesAreShort:
     def test_value_noise_and_promise(self) -> None:
         release = laplace_mechanism(3.0, sensitivity=1.0, epsilon=0.3)
-        value, noise, promise = str(release).split("\n")
+        value, noise, promise = str(release).split("\n", 2)
         assert float(value) == release.value
         assert noise == "Scale of the noise: 3.334."  # rounded up
         assert promise == str(release.guarantee)

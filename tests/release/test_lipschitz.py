@@ -143,7 +143,7 @@ def test_the_printed_edition_promises_nothing_and_cannot_be_charged() -> None:
 def test_the_smaller_bound_names_its_assumption() -> None:
     known = LipschitzMaximum(epsilon=1.0, **FLIP)
     assert "same score" not in str(known.guarantee)
-    assert "at a trained model by at most 1;" in str(known.guarantee)
+    assert "at a trained model by at most 1\n" in str(known.guarantee)
     equal = replace(known, equal_at_zero=True)
     assert "all records have the same score at the parameters 0" in str(equal.guarantee)
     assert "2 L / lambda_min = 0.5" in str(equal.guarantee)

@@ -268,7 +268,7 @@ def test_plan_reads_nothing_and_says_the_price_and_the_noise():
     assert "Budget (and evaluations): 8% for the clip norm (0), 10% for the score" in text
     assert "standard deviation" in text and "times the clipping norm in each step" in text
     assert "selection, differences of" in text and "descent, one that" in text
-    assert "given that" in text
+    assert "differentially private" in text
     pure = search(scores, num_records=5000, budget=PURE).plan().seen
     assert "slope, a direction that" in pure and "descent" not in pure
 
