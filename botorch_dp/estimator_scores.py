@@ -5,7 +5,6 @@ Nothing that one record says raises, warns, or changes how the others are read.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -19,7 +18,16 @@ from botorch_dp._checks import did_you_mean, needs_extra
 from botorch_dp._files import pack
 from botorch_dp.errors import PrivacyError
 from botorch_dp.groups import Groups, groups_of
-from botorch_dp.scores import AUC, F1, LARGEST_EXACT, Numbers, Statistic, as_numbers, column
+from botorch_dp.scores import (
+    AUC,
+    F1,
+    LARGEST_EXACT,
+    Numbers,
+    Statistic,
+    as_numbers,
+    column,
+    rows_as_numbers,
+)
 from botorch_dp.space import Config, SearchSpace
 
 #: Where the estimators are whose losses jump, and words in the names of others. A network's
@@ -516,7 +524,7 @@ def _like_training(train: Any, X: Any) -> Any:
             raise ValueError(_WIDTHS.format(X.shape[1], first.shape[1]))
         return sparse.vstack((X, sparse.csr_matrix(first)), format="csr", dtype=X.dtype)
     if isinstance(X, list | tuple) and isinstance(train, np.ndarray) and _is_numeric(first):
-        X = _read_rows(X, train.shape[1:])
+        X = rows_as_numbers(X, train.shape[1:])
     elif isinstance(X, list | tuple) and isinstance(train, list | tuple):
         first, X = column(first), column(X)
     first = first.toarray() if hasattr(first, "toarray") else np.asarray(first)
@@ -535,15 +543,6 @@ def _like_training(train: Any, X: Any) -> Any:
     if _is_numeric(X):
         return np.concatenate((X, first.astype(X.dtype)))
     return np.concatenate((X.astype(object), first.astype(object)))
-
-
-def _read_rows(rows: Sequence[Any], shape: tuple[int, ...]) -> Numbers:
-    """A list of records as numbers in the public shape; one of another shape is missing."""
-    numbers = np.full((len(rows), *shape), np.nan)
-    for place, row in enumerate(rows):
-        with contextlib.suppress(Exception):  # whatever a record is, it is no error
-            numbers[place] = as_numbers(row).reshape(shape)
-    return numbers
 
 
 #: What a column of records may hold, and what its public one does: texts are read as either.

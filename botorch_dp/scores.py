@@ -11,6 +11,7 @@ each, and attained. All are counted in whole units, so that no rounding moves th
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -184,6 +185,15 @@ def column(values: Any) -> NDArray[Any]:
     for index, value in enumerate(values):
         array[index] = value
     return array
+
+
+def rows_as_numbers(rows: Sequence[Any], shape: tuple[int, ...]) -> Numbers:
+    """A list of records as doubles, each read on its own; one of another shape is missing."""
+    numbers = np.full((len(rows), *shape), np.nan)
+    for place, row in enumerate(rows):
+        with contextlib.suppress(Exception):  # whatever a record is, it is no error
+            numbers[place] = as_numbers(row).reshape(shape)
+    return numbers
 
 
 def grid_levels(num_records: int) -> float:

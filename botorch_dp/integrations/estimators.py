@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,8 @@ from botorch_dp.privacy import PrivacyLedger, PrivacyUnit, Receipt, Release
 from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.guarantee import ONE_RECORD
 from botorch_dp.privacy.ledger import make_release
+from botorch_dp.scores import as_numbers, rows_as_numbers
+from botorch_dp.scores import column as objects
 from botorch_dp.training import (
     DPTrainer,
     Ranges,
@@ -43,6 +46,7 @@ with needs_extra("sklearn", "`botorch_dp.integrations.estimators`"):
         RegressorMixin,
         TransformerMixin,
     )
+    from sklearn.exceptions import DataConversionWarning
     from sklearn.frozen import FrozenEstimator
     from sklearn.pipeline import Pipeline
     from sklearn.utils import get_tags
@@ -131,8 +135,7 @@ def _described(X: Any) -> list[_Column]:
     """The columns of an array or a data frame, by their types alone."""
     if not hasattr(X, "dtype") and not hasattr(X, "dtypes"):
         raise ValueError(
-            f"`X`: X should be a 2d array or a data frame, got {type(X).__name__}. The type of a "
-            "list would be read from its records."
+            f"`X`: X should be a 2d array, a data frame or a list of rows, got {type(X).__name__}."
         )
     if X.ndim != 2:
         raise ValueError(f"`X` must be n x d, got {X.shape}. Reshape your data.")
@@ -142,16 +145,26 @@ def _described(X: Any) -> list[_Column]:
     return [_column(name, dtype) for name, dtype in zip(X.columns, X.dtypes, strict=True)]
 
 
+def _usual_length(rows: Sequence[Any]) -> int:
+    """How many numbers most rows have: no single one decides."""
+    lengths = Counter(len(row) for row in rows if isinstance(row, list | tuple | np.ndarray))
+    if not lengths:
+        raise ValueError("`X` must hold rows, n x d. Reshape your data.")
+    return lengths.most_common(1)[0][0]
+
+
 class _Table:
     """A table whose types have been checked; :meth:`numbers` reads it.
 
     Args:
         estimator: What it is given to.
-        X: An array or a data frame.
+        X: An array, a data frame or a list of rows.
         columns: Those of an earlier fit; None in a fit.
     """
 
     def __init__(self, estimator: Any, X: Any, columns: list[_Column] | None = None) -> None:
+        if isinstance(X, list | tuple):
+            X = rows_as_numbers(X, (_usual_length(X),))
         found, is_frame = _described(X), hasattr(X, "columns")
         how: Any = {"skip_check_array": True}
         if not is_frame:
@@ -681,7 +694,8 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
         """Train, and release the model; a second fit is a second release.
 
         Args:
-            X: A data frame of numbers, dates, truth values and categories, or an array of numbers.
+            X: A data frame of numbers, dates, truth values and categories, an array of numbers, or
+                a list of rows of them.
             y: Labels, ``n``, of the type of ``classes``; a record with another label counts as
                 none.
             groups: Whose each record is, where people have several: one identifier for each. A
@@ -691,7 +705,7 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
         """
         self.classes_ = _labels(self.classes)
         kind = self.classes_.dtype.kind
-        _check_type("y", y, {"U": "UO", "f": "f"}.get(kind, "biu"))
+        y = _column_of(y, {"U": "UO", "f": "f"}.get(kind, "biu"))
         self._fit(X, y, lambda: _places(y, self.classes_), groups, ledger, label)
         return self
 
@@ -789,13 +803,13 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
         """Train, and release the model; a second fit is a second release.
 
         Args:
-            X: A data frame of numbers, dates, truth values and categories, or an array of numbers.
+            X: As for :meth:`DPClassifier.fit`.
             y: Targets, ``n``; a record with a target that is not finite counts as none.
             groups: Whose each record is; see :meth:`DPClassifier.fit`.
             ledger: Charged before a record is read.
             label: What it is for, in public words; shown in the ledger.
         """
-        _check_type("y", y, "biuf")
+        y = _column_of(y, "biuf")
 
         def targets() -> Array:
             values = np.asarray(y, dtype=np.float64)
@@ -812,20 +826,26 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
         return predicted
 
 
-def _check_type(name: str, value: Any, kinds: str) -> None:
-    """Refuse targets of another kind, whatever they hold."""
-    if not hasattr(value, "dtype"):
+def _column_of(y: Any, kinds: str) -> Any:
+    """The targets as one column; another kind is refused, and a list is read target by target."""
+    if isinstance(y, list | tuple):
+        return objects(y) if "U" in kinds else as_numbers(objects(y))
+    if not hasattr(y, "dtype") and not hasattr(y, "dtypes"):
         raise ValueError(
-            f"`{name}`: {name} should be a 1d array or a data frame's column, got "
-            f"{type(value).__name__}. The type of a list would be read from its records."
+            f"`y`: y should be a 1d array, a list or a data frame's column, got {type(y).__name__}."
         )
-    kind = getattr(value.dtype, "kind", "")
+    if y.shape[1:] == (1,):
+        message = "A column-vector y was passed when a 1d array was expected."
+        warn_caller(message, DataConversionWarning)
+        y = y.iloc[:, 0] if hasattr(y, "iloc") else y[:, 0]
+    kind = getattr(y.dtype, "kind", "")
     # Nullable numbers of pandas become objects where one of them is missing.
-    if kind not in kinds or (kind != "O" and not isinstance(value.dtype, np.dtype)):
+    if kind not in kinds or (kind != "O" and not isinstance(y.dtype, np.dtype)):
         raise ValueError(
-            f"`{name}` must be {_KINDS[kinds]}, got a column of type {value.dtype}: unknown label "
+            f"`y` must be {_KINDS[kinds]}, got a column of type {y.dtype}: unknown label "
             "type, or Complex data not supported. Convert it."
         )
+    return y
 
 
 def _labels(classes: Any) -> NDArray[Any]:

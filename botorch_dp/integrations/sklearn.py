@@ -6,7 +6,6 @@ Needs the extra ``sklearn``.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import issparse
 
-from botorch_dp._checks import check_choice, needs_extra
+from botorch_dp._checks import check_choice, needs_extra, warn_caller
 from botorch_dp.estimator_scores import per_record_scores
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, Receipt
 from botorch_dp.space import Choice, Integer, Parameter, Real, SearchSpace
@@ -140,11 +139,8 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         if y is None:
             raise ValueError("It requires y to be passed, but the target y is None.")
         if getattr(y, "shape", ())[1:] == (1,):
-            warnings.warn(
-                "A column-vector y was passed when a 1d array was expected.",
-                DataConversionWarning,
-                stacklevel=2,
-            )
+            message = "A column-vector y was passed when a 1d array was expected."
+            warn_caller(message, DataConversionWarning)
         train, validation = self._records(X, y)
         search = self._search(train, validation, groups)
         result = search.run(

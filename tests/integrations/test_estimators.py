@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.decomposition import PCA
+from sklearn.exceptions import DataConversionWarning
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -263,7 +264,6 @@ def test_nothing_that_a_record_says_raises_or_reaches_far(estimator: Any, value:
 @pytest.mark.parametrize(
     "X",
     [
-        np.zeros((300, 3)).tolist(),
         np.zeros((300, 3)).astype(str),
         np.zeros((300, 3)).astype(object),
         np.zeros((300, 3)).astype(complex),
@@ -547,3 +547,26 @@ class TestPeople:
         assert one.guarantee_.mu == PrivateScaler(1.0, **how).fit(self.TABLE).guarantee_.mu
         with pytest.raises(ValueError, match="missing"):
             PrivateScaler(1.0, **how).fit(self.TABLE, groups=[None] * 600)
+
+
+@pytest.mark.parametrize("estimator", [DPClassifier, DPRegressor])
+def test_lists_and_column_vectors_are_taken_and_no_row_decides_their_form(estimator: Any) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 3))
+    y = (X[:, 0] > 0).astype(int if estimator is DPClassifier else float)
+    stated: dict[str, Any] = {"classes": (0, 1)} if estimator is DPClassifier else {}
+
+    def fitted(*data: Any) -> Any:
+        return estimator(5.0, **stated, delta=1e-4, unsafe_seed=0).fit(*data)
+
+    arrays = fitted(X, y)
+    lists = fitted(X.tolist(), y.tolist())
+    assert np.array_equal(arrays.predict(X), lists.predict(X.tolist()))
+    with pytest.warns(DataConversionWarning, match="column-vector y"):
+        assert np.array_equal(fitted(X, y[:, None]).predict(X), arrays.predict(X))
+    for odd in ([1.0], "text", None, [object()] * 3, [[1.0, 2.0, 3.0]] * 2):
+        rows, targets = X.tolist(), y.tolist()
+        rows[0], targets[1] = odd, odd  # type: ignore[call-overload]
+        assert fitted(rows, targets).n_features_in_ == 3
+    with pytest.raises(ValueError, match="Reshape"):
+        fitted([1.0] * 300, y)
