@@ -89,3 +89,15 @@ def test_wrong_numbers_of_records() -> None:
     with pytest.raises(TypeError, match="pass both"):
         groups_of(None, 6, per_group=2)
     assert groups_of(None, 6) is None
+
+
+def test_people_and_records_are_those_that_jax_privacy_selects() -> None:
+    """Where both apply: in the first batch of all users, with as many places as are used here."""
+    selection = pytest.importorskip("jax_privacy.batch_selection")
+    ids = np.random.default_rng(2).integers(40, size=300)
+    everybody = selection.CyclicPoissonSampling(sampling_prob=1.0, iterations=1)
+    strategy = selection.UserSelectionStrategy(everybody, examples_per_user_per_batch=5)
+    (batch,) = strategy.batch_iterator(ids, np.random.default_rng(0))
+    groups = Groups(ids, 300, per_group=5)
+    ours = {tuple(used(groups, one)) for one in range(len(groups))}
+    assert {tuple(dict.fromkeys(row.tolist())) for row in batch} == ours
