@@ -480,7 +480,10 @@ MUTANTS = [
         "training/test_ranges.py",
         ("math.sqrt(relation.sum_sensitivity * num_columns)", "math.sqrt(num_columns)"),
         ("mu=mu / math.sqrt(_ROUNDS)", "mu=mu"),
-        ("counts[:, 0] += [missing for _, missing in columns]", "pass"),
+        (
+            "read=lambda: sorted_columns(read()),",
+            "read=lambda columns=sorted_columns(read()): columns,",
+        ),
     ),
 ]
 
