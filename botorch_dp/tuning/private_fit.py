@@ -110,7 +110,8 @@ class PrivateFit(PrivateSelection[Any]):
     with the best score, its configuration and the score [Liu2019, Papernot2022]. Without a space
     nothing is tuned: one training has the whole budget, with settings that follow from public
     numbers, as ``DPTrainer.fit(target_epsilon=...)`` has them. Then pass the root mean square norm
-    of a record, ``fixed={"feature_norm": ...}``.
+    of a record, ``fixed={"feature_norm": ...}``, such as that of
+    :func:`~botorch_dp.training.private_norm`.
 
     Guarantee: that of :class:`~.private_selection.PrivateSelection`, whose condition on ``train``
     the trainer keeps by itself. Status conditional, as for
