@@ -82,7 +82,7 @@ class _HypervolumeAcquisition(MultiObjectiveAnalyticAcquisitionFunction, ABC):
                 "`ref_point` must be finite, and the reference point that `partitioning` was built "
                 f"with, {own_ref_point.tolist()}; got {ref_point.tolist()}."
             )
-        if partitioning.get_hypercell_bounds() is None:
+        if not hasattr(partitioning, "batch_shape"):  # which outcomes give it
             raise ValueError(
                 "`partitioning` holds no outcomes yet; if there are none, build it with "
                 f"`Y=torch.empty(0, {num_objectives})`."
