@@ -404,8 +404,11 @@ MAKERS = {
     *("randint", "randn", "randperm", "tensor", "zeros"),
 }
 #: Modules whose entrances compute on the CPU.
-ON_THE_CPU = {"pareto/surrogates.py", "pareto/proposals.py"} | {
+ON_THE_CPU = {
+    "integrations/estimators.py",
+    "pareto/proposals.py",
     "pareto/recommendation.py",
+    "pareto/surrogates.py",
 }
 
 

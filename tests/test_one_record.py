@@ -942,7 +942,10 @@ PUBLIC_FACTS = {
     "botorch_dp.scores.scores_and_unit",
     "botorch_dp.scores.warn_of_narrow_bounds",
     "botorch_dp.training.calls.call",
-    *(f"botorch_dp.training.inputs.{name}" for name in ("count", "each_part", "parts", "rows")),
+    *(
+        f"botorch_dp.training.inputs.{name}"
+        for name in ("arguments", "count", "each_part", "parts", "rows")
+    ),
     *(
         f"botorch_dp.training.isolation.{name}"
         for name in (

@@ -87,7 +87,9 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
         page = site / "reference" / "integrations" / f"{name.partition('.')[0]}.html"
         assert f'id="botorch_dp.integrations.{name}"' in page.read_text()
     assert set(botorch_dp.__all__) <= set(
-        re.findall(r'id="botorch_dp\.\w+\.(\w+)"', "".join(p.read_text() for p in pages_of(site)))
+        re.findall(
+            r'id="botorch_dp\.[\w.]+\.(\w+)"', "".join(p.read_text() for p in pages_of(site))
+        )
     )
 
 

@@ -313,7 +313,7 @@ ROWS = {
     "a text column": framed(estimator=TEXT, refused="could not convert string"),
     "a date column": framed(all_of_it=dated, refused="Timestamp"),
     "repeated rows": framed(lambda frame: frame.iloc[[0] * 20 + list(range(20, HALF))]),
-    "lists": Case(*PLAIN, protected=(X[HALF:].tolist(), Y[HALF:].tolist()), refused="array"),
+    "lists": Case(*PLAIN, protected=(X[HALF:].tolist(), Y[HALF:].tolist())),
     "a class that is missing": framed(labels=np.zeros(HALF, dtype=int)),
     "labels of another type": framed(labels=np.where(Y[HALF:], "yes", "no"), refused="labels"),
     "the public records again": Case(*PLAIN, protected=PUBLIC, refused="public"),
@@ -360,7 +360,7 @@ def test_a_record_has_its_own_score_only(row: str) -> None:
     case, places = ROWS[row], np.where(np.arange(HALF) == ODD, 3, np.arange(HALF))
     config = {name: parameter.low for name, parameter in case.space.items()}
     (scores,) = case.scores()([config]).numpy()
-    records, labels = case.protected
+    records, labels = (np.asarray(x) if isinstance(x, list) else x for x in case.protected)
     take = getattr(records, "iloc", records)
     fitted = clone(case.estimator).set_params(**config).fit(*case.public)
     for i in range(3):
@@ -382,7 +382,7 @@ SAID: dict[str, tuple[Any, Any, str | None]] = {
     "a missing class": (Z, np.zeros_like(Y), None),
     "text in a column": (FRAME[["age", "income", "job"]], Y, "numbers"),
     "dates in a column": (dated(FRAME[["age", "income"]]), Y, None),
-    "rows in lists": (Z.tolist(), Y.tolist(), "array or a data frame"),
+    "rows in lists": (Z.tolist(), Y.tolist(), None),
     "labels of text": (Z, np.where(Y, "yes", "no"), "`y`"),
 }
 PRIVATE = {

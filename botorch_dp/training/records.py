@@ -259,8 +259,9 @@ def split(record: Any) -> tuple[Any, Any]:
         return {str(place): each for place, each in enumerate(x)} if x[1:] else [*x, y][0], y
     target = next((name for name in _TARGETS if name in record), None)
     if target is None:
-        real = torch.as_tensor(record.get("attention_mask", 1)) > 0
-        return dict(record), torch.where(real, torch.as_tensor(record["input_ids"]), -100)
+        tokens = torch.as_tensor(record["input_ids"], device="cpu")
+        real = torch.as_tensor(record.get("attention_mask", 1), device="cpu") > 0
+        return dict(record), torch.where(real, tokens, -100)
     return {name: part for name, part in record.items() if name != target}, record[target]
 
 
