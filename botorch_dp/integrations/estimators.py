@@ -99,8 +99,10 @@ class _Column:
             return np.where(codes[:, None] < 0, np.nan, codes[:, None] == np.arange(self.width))
         if self.kind == "date":
             # Counted in the unit of the type, so that no value is too far away to be converted.
-            unit, step = np.datetime_data(_date_type(values.dtype))
-            ticks = values.to_numpy(dtype=_date_type(values.dtype)).view(np.int64)
+            unit_type = _date_type(values.dtype)
+            unit, step = np.datetime_data(unit_type)
+            dates = values if isinstance(values, np.ndarray) else values.to_numpy(dtype=unit_type)
+            ticks = dates.astype(unit_type).view(np.int64)
             missing = ticks == np.iinfo(np.int64).min
             return np.where(missing, np.nan, ticks * (step / _PER_DAY[unit]))[:, None]
         if isinstance(values, np.ndarray):

@@ -448,6 +448,15 @@ def test_types_decide_and_values_do_not() -> None:
         assert not ledger.entries()
 
 
+def test_dates_in_an_array_are_those_of_a_frame() -> None:
+    dates = np.arange("2020-01-01", "2020-01-31", dtype="datetime64[h]").reshape(-1, 2)
+    dates[3, 1] = "NaT"
+    frame = pd.DataFrame(dates.astype("datetime64[s]"))
+    one, other = (PrivateScaler(unsafe_seed=0).fit(X) for X in (dates, frame))
+    np.testing.assert_allclose(one.transform(dates), other.transform(frame), atol=1e-9)
+    assert one.transform(dates)[3, 1] == 0
+
+
 def test_a_scaler_is_a_release_of_its_own_and_composes() -> None:
     frame, labels = table(2000)
     numbers = frame.drop(columns="kind")
