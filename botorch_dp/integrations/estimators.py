@@ -290,6 +290,8 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             raise ValueError("The bounds of all columns are stated: there is nothing to find.")
         n, unit, read = _counted(table, groups, 1)
         plan = RangesPlan.within(n, len(found), self.epsilon, self.delta, 1.0, unit)
+        if plan.is_too_noisy:
+            warn_caller(str(plan))
         release = release_ranges(
             lambda: table.numbers()[read][:, found],
             (n, len(found)),
@@ -449,6 +451,8 @@ class _PrivateEstimator(BaseEstimator):
         trainer = self._trainer(X, Y[:, 0] if outputs > 1 else Y, layout, people)
         plan = trainer.plan(**self._settings(layout))
         ranges = () if layout.ranges is None else (str(layout.ranges),)
+        if layout.ranges is not None and layout.ranges.is_too_noisy:
+            warn_caller(*ranges)
         return replace(plan, conditions=_CHOSEN, notes=(*ranges, *plan.notes))
 
     def _trainer(self, X: Tensor, Y: Tensor, layout: _Layout, groups: Any) -> DPTrainer:

@@ -193,6 +193,11 @@ class RangesPlan:
         n, d = self.num_records, self.num_columns
         return rank_error(n, d, self.mu, self.guarantee.relation)
 
+    @property
+    def is_too_noisy(self) -> bool:
+        """Whether the quantiles would be off so far that they are of no use."""
+        return self.rank_error > _USELESS_RANKS
+
     def __str__(self) -> str:
         n, d, off = self.num_records, self.num_columns, self.rank_error
         columns = f"{d} column{'s' * (d > 1)}"
@@ -201,7 +206,7 @@ class RangesPlan:
             f"Ranges of {columns}, found with {share} of the budget: quantiles are off by about "
             f"{100 * off:.2g}% of the records in rank ({max(1, round(off * n)):,} of {n:,})."
         )
-        if off > _USELESS_RANKS:
+        if self.is_too_noisy:
             said += f" That is too far to be of use: state bounds for as many of the {columns} as "
             said += "you know, drop some, or take more records."
         return said
