@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
+from botorch_dp.errors import PrivacyError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -34,6 +36,17 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("botorch_dp."):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def check_begins_once(executor: object) -> None:
+    """Refuse an executor that may begin a training twice, which would be charged once."""
+    if type(executor).__module__.partition(".")[0] == "distributed":
+        raise PrivacyError(
+            "`executor` is a Dask client's. When one of its workers dies, Dask begins what that "
+            "worker did again, whatever its `retries`, and a training would draw its noise twice "
+            "for one charge. Use threads, processes, or Ray by "
+            "botorch_dp.integrations.ray.RayExecutor; in a simulation, Dask will do."
+        )
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
+from botorch_dp._checks import check_begins_once
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto.problem import PrivacyUtilityProblem
 from botorch_dp.privacy import (
@@ -93,13 +94,8 @@ class ChargedProblem(PrivacyUtilityProblem):
         self.charges += trainings
 
     def check_executor(self, executor: Executor) -> None:
-        """Refuse an executor that may begin a training twice, which would be charged once."""
-        if type(executor).__module__.partition(".")[0] == "distributed":
-            raise PrivacyError(
-                "`executor` is a Dask client's. When one of its workers dies, Dask begins what "
-                "that worker did again, and a training would draw its noise twice for one charge. "
-                "Use threads, processes or Ray for a study with a `budget`."
-            )
+        """See :func:`.check_begins_once`."""
+        check_begins_once(executor)
 
     def price(self, config: Config, trainings: int = 1) -> Guarantee:
         """What so many trainings of a config cost together."""

@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from botorch_dp._checks import check_callable, check_choice, check_integer
+from botorch_dp._checks import check_begins_once, check_callable, check_choice, check_integer
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     DPSGD,
@@ -358,10 +358,9 @@ class PrivateSelection(Generic[Artifact]):
         """Train, and publish one result.
 
         Args:
-            executor: Trains several configurations at a time: threads, processes, Dask's
-                ``client.get_executor(pure=False, retries=0)``, or Ray's by
+            executor: Trains several configurations at a time: threads, processes, or Ray's by
                 :class:`~botorch_dp.integrations.ray.RayExecutor`, all of which call ``train`` at
-                most once for each configuration.
+                most once for each configuration. Dask's may call it again, and is refused.
             checkpoint: A file to keep the run in and to continue it from: with the same number of
                 trainings and the same configurations, to one published result. It is sensitive,
                 has mode 0600, and one process at a time may hold it. Like every pickle, an
@@ -374,6 +373,8 @@ class PrivateSelection(Generic[Artifact]):
             BudgetExhausted: If the ledger cannot bear it; nothing was read.
         """
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
+        if self.unsafe_seed is None:
+            check_begins_once(executor)
         settings = {**self._settings(checkpoint is not None), "charged": ledger is not None}
         with Run(checkpoint, what=self._what, settings=settings, ledger=ledger, label=label) as run:
             if not run.resumed:

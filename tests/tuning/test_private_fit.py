@@ -185,6 +185,16 @@ class TestPublished:
         with ProcessPoolExecutor(2) as processes:
             assert fit().run(executor=processes).score is not None
 
+    def test_an_executor_that_may_begin_a_training_twice_is_refused(self) -> None:
+        class Dask(ThreadPoolExecutor):
+            __module__ = "distributed.cfexecutor"
+
+        with PrivacyLedger(budget=BUDGET) as ledger, Dask(1) as pool:
+            with pytest.raises(PrivacyError, match="draw its noise twice"):
+                fit().run(executor=pool, ledger=ledger)
+            assert not ledger.entries()
+            assert fit(unsafe_seed=0).run(executor=pool).score is not None
+
     def test_equal_trainings_are_different_draws_where_equal_calls_are_one(
         self, three_trials: None
     ) -> None:
