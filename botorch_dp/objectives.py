@@ -128,7 +128,7 @@ class ObjectivePlan:
         )
 
     def __str__(self) -> str:
-        return f"{self.evaluations} evaluations. {self.advice}\n{self.guarantee}"
+        return f"{self.evaluations} evaluations. {self.advice}\n{self.guarantee.in_plan}"
 
 
 class PrivateObjective:

@@ -216,21 +216,20 @@ class DescentPlan:
             )
         if ratio > 1:
             return (
-                "Noisy: each step carries more noise than gradient. Use a small step size, or "
-                "fewer steps, and expect the average of the iterates to be better than the last."
+                "Noisy: each step carries more noise than gradient. Use a small step size or fewer "
+                "steps, and publish the average of the iterates rather than the last."
             )
         return "Workable: the noise of a step is smaller than the largest gradient."
 
     def __str__(self) -> str:
         return "\n".join(
             (
-                f"{self.steps} steps in {self.num_parameters} parameters on {self.num_records} "
-                f"records, at most {self.evaluations} evaluations of all records",
-                f"noise per coordinate {self.noise_std:.3g}, clip norm {self.clip_norm:.3g}, "
-                f"noise-to-clip ratio {self.noise_to_clip:.3g}",
-                f"losses kept in memory: {self.table_bytes / 1e6:.1f} MB",
-                self.advice,
-                str(self.guarantee),
+                f"{self.steps} steps in {self.num_parameters} parameters on {self.num_records:,} "
+                f"records, at most {self.evaluations} evaluations of all records.",
+                f"Noise of a step: {self.noise_to_clip:.3g} times the clipping norm "
+                f"{self.clip_norm:.3g} ({self.noise_std:.3g} per coordinate). {self.advice}",
+                f"Memory for the losses: {self.table_bytes / 1e6:.1f} MB.",
+                self.guarantee.in_plan,
             )
         )
 

@@ -135,6 +135,9 @@ def _summed(losses: Mapping[PrivacyLoss, int], delta: float) -> PrivacyLoss | No
     return ApproximateLoss(epsilon, delta) if delta > 0 else PureLoss(epsilon)
 
 
+_TESTS = "Test records, if there are any, stay unprotected."
+
+
 def caption_of(
     problem: PrivacyUtilityProblem,
     guarantee: Callable[[], Guarantee],
@@ -150,10 +153,7 @@ def caption_of(
         charged: Whether all trainings were charged to a budget before they began.
     """
     if problem.promise is None:
-        return (
-            "Do not publish: what its epsilon means is not known, because its neighbouring "
-            "relation and delta are not stated."
-        )
+        return "Do not publish: the neighbouring relation and delta of its epsilon are not stated."
     return priced_caption(guarantee(), charged=charged)
 
 
@@ -170,18 +170,15 @@ def priced_caption(guarantee: Guarantee, *, charged: bool = False) -> str:
         cost = f"({cost}, δ = {rounded_up(delta)})"
     cost = f"{cost} for {guarantee.protects}"
     if guarantee.conditions:
-        cost += ", under the conditions that its guarantee lists"
+        cost += ", under the conditions of its guarantee"
     if is_seeded:
         return (
-            "Do not publish: its trainings used known seeds, so nothing is guaranteed; repeating "
-            f"all of them with secret noise would cost {cost}, and would still leave the test "
-            "records unprotected."
+            "Do not publish: the trainings used known seeds, so nothing is guaranteed. To publish "
+            f"this front, rerun all trainings with secret noise; that costs {cost}. {_TESTS}"
         )
     if charged:
         return (
-            f"May be published if the test records are public: its price, {cost}, was charged "
-            "beforehand."
+            f"May be published if the test records are public: its cost, {cost}, was charged "
+            "before the trainings."
         )
-    return (
-        f"Sensitive: publishing this front costs {cost}, and leaves the test records unprotected."
-    )
+    return f"Sensitive: publishing this front costs {cost}. {_TESTS}"

@@ -43,11 +43,12 @@ class OperatingPoint:
 
     def __str__(self) -> str:
         low, high = self.interval
-        origin = "tried" if self.tried else "never tried"
+        shown = (f"{name} = {value}" for name, value in self.config.items())
         return (
-            f"epsilon {rounded_up(self.epsilon)} (exact), error {self.error:.4f} "
-            f"(95% interval {low:.4f} to {high:.4f}; sensitive) "
-            f"with {self.config} ({origin})"
+            f"Recommended: {', '.join(shown)}. ε = {rounded_up(self.epsilon)} (exact). Predicted "
+            f"error {self.error:.4f} (95% interval {low:.4f} to {high:.4f}); "
+            f"{'trained in this study' if self.tried else 'not trained yet'}. Computed from the "
+            "records: do not publish."
         )
 
 

@@ -387,6 +387,14 @@ class Guarantee:
         return f"{self._quoted_level()} for {self.protects}, when {self.unit.neighbours}."
 
     @property
+    def in_plan(self) -> str:
+        """The sentence, and where the conditions are: the line of a plan."""
+        many = f"{len(self.conditions)} condition{'s' * (len(self.conditions) != 1)}"
+        return self.sentence + f" It rests on {many}: print(plan.guarantee)." * bool(
+            self.conditions
+        )
+
+    @property
     def quoted(self) -> tuple[float, float]:
         """The (epsilon, delta) that ``str``, :meth:`paragraph` and a receipt state."""
         if self.summed is not None:

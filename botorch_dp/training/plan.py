@@ -117,7 +117,7 @@ class TrainingSettings(TypedDict, total=False):
 class TrainingPlan:
     """The public parameters of a training by DP-SGD or DP-Adam, and what follows from them.
 
-    ``print(plan)`` says the price in words.
+    ``print(plan)`` shows the guarantee, the noise and the steps.
 
     Args:
         num_records: Number of training records, ``n``.
@@ -126,10 +126,10 @@ class TrainingPlan:
         noise_multiplier: Standard deviation of the noise on the sum of clipped gradients, over the
             clipping norm.
         batch_size: Number of records in a batch.
-        epochs: Passes over so many records.
+        epochs: Passes over the records.
         optimizer: The name of the rule that takes the steps.
         clipping: ``"flat"`` or ``"normalized"``.
-        sampling: ``"poisson"`` (each record joins by its own coin of probability ``m / n``, as in
+        sampling: ``"poisson"`` (each record joins with probability ``m / n``, as in
             [Abadi2016]; the sum is divided by the expected size ``m``) or
             ``"without_replacement"`` (fresh uniform subsets of fixed size, as in [Avent2020]; the
             same noise costs more).
@@ -137,7 +137,7 @@ class TrainingPlan:
             batches ``ADD_OR_REMOVE_ONE``. Their epsilons cannot be compared.
         delta: Where :attr:`epsilon` is evaluated.
         conditions: What else the guarantee rests on, in sentences.
-        notes: What else there is to know, and why settings that were left out are what they are.
+        notes: Further lines that are printed with the plan.
         origin: How a receipt says that the settings came about.
         unpublishable: Why models that are trained on these records must not be published, if so.
         beside: What else is released with the model, such as private ranges; it is part of the
@@ -235,12 +235,15 @@ class TrainingPlan:
         """The privacy loss of the first steps."""
         return self.dp_sgd(steps).loss()
 
-    def guarantee_after(self, steps: int) -> Guarantee:
-        """The guarantee of the first steps."""
+    @property
+    def _mechanism(self) -> str:
         name = OPTIMIZERS.get(self.optimizer, f"DP-SGD with steps of {self.optimizer}")
         normalized = ", gradients normalized," if self.clipping == "normalized" else ""
-        mechanism = f"{name}{normalized} on {_BATCHES[self.sampling]}"
-        unit = self.unit
+        return f"{name}{normalized} on {_BATCHES[self.sampling]}"
+
+    def guarantee_after(self, steps: int) -> Guarantee:
+        """The guarantee of the first steps."""
+        mechanism, unit = self._mechanism, self.unit
         if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             unit = unit.given(_COUNT_IS_PUBLIC.format(counted=self.unit.counted))
         if self.noise_multiplier == 0:
@@ -287,31 +290,40 @@ class TrainingPlan:
 
     def __str__(self) -> str:
         guarantee, n = self.guarantee, self.num_records
-        price = f"{guarantee.mechanism}: no guarantee, because no noise is added."
-        if guarantee.void is None:
-            epsilon = rounded_up(guarantee.epsilon(self.delta), 3)
-            price = (
-                f"{guarantee.mechanism}: epsilon = {epsilon} at delta = {self.delta:g} for "
-                f"{self.unit.protects}, where {self.unit.neighbours}."
-            )
-        noise = f"{rounded_up(self.noise_multiplier)} over the clipping norm {self.clip_norm:g}"
         size = "about " * (self.sampling == "poisson") + f"{self.batch_size:,}"
+        rate = "step scale" if self.optimizer == "scale_free" else "learning rate"
         lines = [
-            price,
-            f"Noise multiplier: {noise} (standard deviation {self.noise_std:.4g} on each sum of "
-            f"clipped gradients, {self.noise_std / self.batch_size:.2g} on their mean).",
-            f"Batches: {size} of {n:,} {self.unit.counted}. Steps: {self.steps:,} ({self.epochs:,} "
-            f"epochs), learning rate {self.learning_rate:g}.",
-            f"Choose a smaller delta: {self.delta:g} is not below 1 / {n:,}, and publishing one "
-            f"of the {self.unit.counted} at random would meet such a delta."
+            guarantee.in_plan,
+            self._in_the_relation_of_opacus,
+            f"Noise multiplier: {rounded_up(self.noise_multiplier)} (clipping norm "
+            f"{self.clip_norm:.4g}); noise in the mean gradient of a batch: "
+            f"{self.noise_std / self.batch_size:.2g}.",
+            f"{self._mechanism}: {size} of {n:,} {self.unit.counted}, {self.steps:,} steps "
+            f"({self.epochs:,} epochs), {rate} {self.learning_rate:.4g}.",
+            f"Choose a smaller delta: {self.delta:g} is not below 1 / {n:,}, so publishing one "
+            f"of the {self.unit.counted} at random would satisfy it."
             if self.delta >= 1 / n
             else "",
             *self.notes,
         ]
         return "\n".join(line for line in lines if line)
 
+    @property
+    def _in_the_relation_of_opacus(self) -> str:
+        """The epsilon to compare with Opacus's, of the training alone."""
+        other = NeighboringRelation.ADD_OR_REMOVE_ONE
+        if self.noise_multiplier == 0 or self.sampling != "poisson" or self.relation is other:
+            return ""
+        epsilon = replace(self.dp_sgd(self.steps), relation=other).epsilon(self.delta)
+        words = replace(self.unit, relation=other).neighbours
+        alone = "" if self.beside is None else "of the training alone "
+        return (
+            f"In Opacus's relation ({words}) the same noise {alone}has epsilon = "
+            f"{rounded_up(epsilon, 3)} at delta = {self.delta:g}."
+        )
+
     def parameters(self, steps: int) -> dict[str, Any]:
-        """What a receipt says of a training of so many steps; JSON-ready and public."""
+        """What a receipt says of a training of this many steps; JSON-ready and public."""
         plain, hidden = self.to_dict(), ("conditions", "delta", "beside")
         return {"steps": steps, **{k: plain[k] for k in plain if k not in hidden}}
 

@@ -149,8 +149,8 @@ class Trained(Release[nn.Module]):
         taken = f"A model after {self.steps} of {plan.steps} steps on batches of about "
         taken += f"{plan.batch_size} of {plan.num_records} {plan.unit.counted}."
         if self.steps < plan.steps:
-            taken += f" The training was stopped; its price is that of all {plan.steps} steps."
-        return "\n".join((taken, str(self.guarantee), *plan.notes))
+            taken += f" The training was stopped; its cost is that of all {plan.steps} steps."
+        return "\n".join((taken, *plan.notes, str(self.guarantee)))
 
 
 class DPTrainer:
@@ -597,8 +597,8 @@ class DPTrainer:
             suggested = self.setup.suggest(settings, self.relation)
             own = bool(settings.keys() & suggested.settings.keys())
             optimizer, settings = "scale_free", {**suggested.settings, **settings}
-        reasons, warnings = (
-            ((), ()) if suggested is None else (suggested.reasons, suggested.warnings)
+        outlook, warnings = (
+            ("", ()) if suggested is None else (suggested.outlook, suggested.warnings)
         )
         plan = make_plan(
             settings,
@@ -609,7 +609,7 @@ class DPTrainer:
             clipping=self.clipping,
             optimizer=optimizer,
             conditions=self.setup.conditions,
-            notes=(*reasons, *self.setup.notes),
+            notes=(*[outlook] * bool(outlook), *self.setup.notes),
             origin="not stated" if own else "default rule",
             unpublishable=self.setup.unpublishable,
             beside=self.released,

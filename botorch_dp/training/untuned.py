@@ -82,8 +82,9 @@ class SuggestedSettings:
         clip_norm: See :class:`~botorch_dp.training.TrainingSettings`.
         batch_size: Expected records in a step.
         epochs: Passes over the records.
-        reasons: Why the settings are what they are.
-        warnings: What was assumed, and whether anything can be learnt.
+        reasons: Why each setting has its value, one sentence each.
+        outlook: How much noise there is; empty without an epsilon.
+        warnings: What was assumed, and whether anything can be learned.
     """
 
     learning_rate: float
@@ -91,6 +92,7 @@ class SuggestedSettings:
     batch_size: int
     epochs: int
     reasons: tuple[str, ...]
+    outlook: str
     warnings: tuple[str, ...]
 
     @property
@@ -104,7 +106,8 @@ class SuggestedSettings:
         }
 
     def __str__(self) -> str:
-        return "\n".join((*self.reasons, *(f"Warning: {each}" for each in self.warnings)))
+        lines = (*self.reasons, self.outlook, *(f"Warning: {each}" for each in self.warnings))
+        return "\n".join(line for line in lines if line)
 
 
 def suggest_settings(
@@ -120,7 +123,7 @@ def suggest_settings(
     regression: bool = False,
     relation: NeighboringRelation = REPLACE_ONE,
 ) -> SuggestedSettings:
-    """The settings of one training with nothing tuned, from public numbers alone.
+    """The default settings of one training, from public numbers alone.
 
     ``DPTrainer.fit(target_epsilon=...)`` uses them wherever a setting is left out. They are for
     models that are trained from scratch, for linear models on fixed features, and for networks some
@@ -129,12 +132,12 @@ def suggest_settings(
     Args:
         num_records: Training records.
         num_features: Numbers in a record.
-        epsilon: What the training may cost; without it, nothing is said about what can be learnt,
-            and regressions are clipped as if there were much noise.
+        epsilon: Of the training. Without it, the noise-to-signal ratio is unknown, and regressions
+            are clipped as if the noise were large.
         delta: See ``epsilon``.
-        num_outputs: Scores of a record: 1, or the number of classes.
-        num_parameters: Trained numbers; those of a linear model if None.
-        layers: Layers that multiply by weights.
+        num_outputs: Logits of a record: 1, or the number of classes.
+        num_parameters: Trained parameters; those of a linear model if None.
+        layers: Layers with weight matrices.
         feature_norm: Root mean square norm of a record's features. It must be public: what the
             bounds of the preprocessing give, 1 where each record is divided by its own norm, or a
             value that was released with noise. If None, ``sqrt(num_features)`` is assumed, and a
@@ -173,41 +176,38 @@ def suggest_settings(
     if regression and ratio is not None:
         share = min(1.0, max(_CLIP, _SPARED / ratio))
     clip_norm = share * length
-    of = "targets of unit size" if regression else f"{k} score{'s' * (k > 1)}"
-    move = "half a unit" if regression else "two units"
-    model = "a linear model" if depth == 1 else f"a network of {depth} layers"
-    reasons = [
-        f"Distance {distance:.3g}: noise alone moves {p:,} weights so far, and {of} of {model} by "
-        f"about {move} for records of norm {feature_norm:.3g}. It takes the place of a learning "
-        "rate.",
-        f"Batches of {batch:,}, a twelfth of {n:,} records: larger ones take more time and save "
-        "little noise.",
-        f"{_EPOCHS} epochs: more of them change little.",
-        f"Clipping norm {clip_norm:.3g}: {share:.2g} of the norm of a record (with the intercept), "
-        + (
-            "as large as noise allows, because clipping moves means to medians."
-            if share > _CLIP
-            else "which is the gradient of a record that is wrong by a quarter."
-        ),
-    ]
+    moved = "predictions by about 0.5" if regression else "the logits by about 2"
+    part = "a quarter" if share == _CLIP else f"{share:.2g}"
+    reasons = (
+        f"Step scale {distance:.3g} (used instead of a learning rate): chosen so that noise alone "
+        f"shifts {moved}, for records of norm {feature_norm:.3g}.",
+        f"Batch size {batch:,} (n/{_PARTS}): larger batches are slower and barely reduce the "
+        "noise.",
+        f"{_EPOCHS} epochs: more change little.",
+        f"Clipping norm {clip_norm:.3g}, {part} of a record's norm (with the intercept): gradients "
+        f"of records predicted with an error above {share:.2g} are clipped."
+        + " Clipping pulls predictions from the mean to the median."
+        * regression,
+    )
+    outlook = ""
     if ratio is not None:
-        reasons.append(
-            f"The noise of all steps together is {ratio:.2g} times as long as a gradient on which "
-            f"all records agree ({p:,} parameters)."
+        outlook = (
+            f"Noise-to-signal ratio over the whole run: {ratio:.2g} ({p:,} parameters). Above 1, "
+            "little can be learned."
         )
         if ratio > 1:
             enough = rounded_up(gaussian_epsilon(ratio * mu, delta), 2)
             warnings.append(
-                f"Little can be learnt: the noise of {p:,} parameters is {ratio:.2g} times as long "
-                f"as a gradient on which all {n:,} records agree. It would take at "
-                f"least {rounded_up(n * ratio, 2)} records, or epsilon = {enough}, or a model with "
-                "fewer parameters."
+                f"Little can be learned: with {p:,} parameters and {n:,} records the "
+                f"noise-to-signal ratio is {ratio:.2g}. You need at least "
+                f"{rounded_up(n * ratio, 2)} records, epsilon = {enough}, or fewer parameters."
             )
     return SuggestedSettings(
         learning_rate=distance,
         clip_norm=clip_norm,
         batch_size=batch,
         epochs=_EPOCHS,
-        reasons=tuple(reasons),
+        reasons=reasons,
+        outlook=outlook,
         warnings=tuple(warnings),
     )

@@ -126,7 +126,7 @@ class PrivateSearch:
         maximize: Whether a large score is good.
         route: One of ``"selection"``, ``"slope"`` and ``"descent"``. With ``"auto"`` it follows
             from public numbers, and from whether ``record_scores`` has an attribute ``has_steps``:
-            losses that jump as parameters change have no slope.
+            piecewise constant losses have no useful gradient.
         unit: Whom or what one column of the scores is; replace-one is the only relation.
         groups: Whose each record is, where people have several: one identifier for each. A person
             with all records is then protected, by the mean of their clipped scores.
@@ -219,7 +219,7 @@ class PrivateSearch:
         routes = [kind(self.settings, release_score) for kind in ROUTES.values()]
         possible = [route for route in routes if route.name == taken.name or not route.obstacle()]
         seen = "; ".join(route.plan().seen for route in possible)
-        words = f"What each route could see through its noise: {seen}."
+        words = f"Smallest effect each method can detect at this budget: {seen}."
         return replace(taken.plan(why), seen=words)
 
     def _taken(self, release_score: bool) -> tuple[Route, str]:

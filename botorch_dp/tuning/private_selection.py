@@ -115,8 +115,7 @@ class SelectionPlan:
         if self.number is not None:
             trainings = (
                 f"{self.number.mean:g} trainings expected, {self.number.quantile(0.95)} or fewer "
-                "with a probability of 95% (the number itself stays secret, and so does the time "
-                "that they take)"
+                "with 95% probability (keep the number and the time they take secret)"
             )
         noise = {name: rounded_up(z, 3) for name, z in self.noise_multipliers.items()}
         other = ""
@@ -130,8 +129,8 @@ class SelectionPlan:
             f"{trainings}.",
             f"Noise multiplier of a typical configuration: {noise['this']}.{other}",
             f"Noise of the score: {self.score_std:.2g}." if self.score_std else "",
-            f"Training records: {self.guarantee}",
-            "" if self.test_guarantee is None else f"Test records: {self.test_guarantee}",
+            f"Training records: {self.guarantee.in_plan}",
+            "" if self.test_guarantee is None else f"Test records: {self.test_guarantee.sentence}",
         ]
         return "\n".join(line for line in lines if line)
 

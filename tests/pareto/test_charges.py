@@ -323,7 +323,7 @@ class TestPublishing:
         for condition in ("secret", "without looking at the records"):
             assert condition in text
         assert "later" not in text and "fixed as a budget" not in text
-        assert "if the test records are public: its price, (ε = 8, δ = 1e-06)" in front.caption
+        assert "if the test records are public: its cost, (ε = 8, δ = 1e-06)" in front.caption
         assert front.caption == tried.to_frame().attrs["guarantee"]
         assert tried.publication_guarantee("test").void is not None
 

@@ -154,8 +154,8 @@ class TestWithoutAPromise:
             captions.append(front.reevaluate(1).caption)
         captions += [page, study_report(path, tmp_path / "file.html").read_text()]
         for caption in captions:
-            assert "relation and delta are not stated" in caption
-            assert "replaced by any other" not in caption and "would cost" not in caption
+            assert "relation and delta of its epsilon are not stated" in caption
+            assert "replaced by any other" not in caption and "that costs" not in caption
         assert "relation and δ not stated" in front.plot().axes[0].get_xlabel()
 
 

@@ -93,6 +93,6 @@ class TestRecommended:
 def test_printed_point_says_what_it_is() -> None:
     problem = toy.problem()
     point = recommended(proposer(problem), complete_trials(problem, 12), 1.0)
-    assert "sensitive" in str(point) and "95% interval" in str(point)
-    assert "exact" in str(point) and "never tried" in str(point)
+    assert "do not publish" in str(point) and "95% interval" in str(point)
+    assert "exact" in str(point) and "not trained yet" in str(point)
     assert "error" not in repr(point)

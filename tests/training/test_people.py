@@ -232,7 +232,7 @@ def test_people_are_counted_and_drawn(batches: str) -> None:
     one_more = batches.endswith("one more")
     change = "one person is " + ("added or removed" if one_more else "replaced by any other")
     words = "for one person with all of at most 4 records that are used, w"
-    assert f"{words}here {change}" in str(plan) and f"{words}hen {change}" in str(plan.guarantee)
+    assert f"{words}hen {change}" in str(plan) and f"{words}hen {change}" in str(plan.guarantee)
     assert "of 14 people" in str(plan) and "clipped gradients of their first 4 records" in str(plan)
     assert any("number of people" in each for each in plan.guarantee.conditions) is one_more
     assert any("same identifier" in each for each in plan.guarantee.conditions)

@@ -223,15 +223,16 @@ def test_a_plan_prints_its_price_in_words() -> None:
     """Epsilon is rounded up, and what is no price at all is said to be none."""
     plan = TrainingPlan(**GOOD)
     shown = str(plan)
-    (epsilon,) = re.findall(r"epsilon = ([\d.]+) at delta = 1e-05", shown)
+    (epsilon,) = re.findall(r"^\(([\d.]+), 1e-05\)-differentially", shown)
     assert plan.epsilon <= float(epsilon) < 1.01 * plan.epsilon
     for words in (
         "DP-SGD on Poisson-sampled batches",
-        "for one training record, where one record is replaced by any other",
-        "Noise multiplier: 1.5 over the clipping norm 0.5",
-        "Batches: about 30 of 1,000 records. Steps: 132 (4 epochs)",
+        "for one training record, when one record is replaced by any other",
+        "Noise multiplier: 1.5 (clipping norm 0.5)",
+        "about 30 of 1,000 records, 132 steps (4 epochs)",
+        "In Opacus's relation (one record is added or removed) the same noise has epsilon = ",
     ):
         assert words in shown
     assert "smaller delta" not in shown
-    assert "no guarantee" in str(TrainingPlan(**{**GOOD, "noise_multiplier": 0.0}))
+    assert "no privacy guarantee" in str(TrainingPlan(**{**GOOD, "noise_multiplier": 0.0}))
     assert "Choose a smaller delta: 0.01" in str(TrainingPlan(**GOOD, delta=0.01))

@@ -149,8 +149,8 @@ def test_a_ledger_that_cannot_bear_the_whole_run_refuses_before_anything_is_read
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"space": SearchSpace(k=Choice("a", "b", "c"))}, "no number"),
-        ({"space": cube(2)}, "2 numbers"),
+        ({"space": SearchSpace(k=Choice("a", "b", "c"))}, "no numeric parameter"),
+        ({"space": cube(2)}, "2-dimensional"),
         ({"evaluations": 4}, "too few"),
         (
             {"space": SearchSpace(**cube(4).parameters, constraints=[lambda c: c["x0"] > 0])},
@@ -183,8 +183,8 @@ def test_why_it_is_a_slope(changes, words):
     [
         ("gradient", {}, "route"),
         ("descent", {"budget": PURE}, "no delta"),
-        ("slope", {"space": SearchSpace(k=Choice("a", "b"))}, "no number"),
-        ("descent", {"space": SearchSpace(k=Choice("a", "b"))}, "no number"),
+        ("slope", {"space": SearchSpace(k=Choice("a", "b"))}, "no numeric parameter"),
+        ("descent", {"space": SearchSpace(k=Choice("a", "b"))}, "no numeric parameter"),
         ("slope", {"evaluations": 5}, "5 evaluations are too few"),
         ("descent", {"evaluations": 5}, "5 evaluations are too few"),
     ],
@@ -213,7 +213,7 @@ def test_trees_are_known_by_their_kind_and_never_by_the_records():
 
     assert search(Jumps(), budget=PURE).plan().route == "selection"
     plan = search(Jumps()).plan()
-    assert plan.route == "selection" and "jump" in plan.reason
+    assert plan.route == "selection" and "piecewise constant" in plan.reason
 
 
 def test_up_to_four_numbers_are_compared_with_what_is_in_use():
@@ -265,12 +265,12 @@ def test_plan_reads_nothing_and_says_the_price_and_the_noise():
     plan = search(scores, num_records=5000, unsafe_seed=None).plan(release_score=True)
     text = str(plan)
     assert f"Method: {plan.steps} noisy gradient steps" in text
-    assert "Budget (and evaluations): 8% for the clip norm (0), 10% for the score" in text
+    assert "Budget: 8% for the clip norm (0 evaluations), 10% for the score" in text
     assert "standard deviation" in text and "times the clipping norm in each step" in text
-    assert "selection, differences of" in text and "descent, one that" in text
+    assert "selection, a score difference of" in text and "descent, one that" in text
     assert "differentially private" in text
     pure = search(scores, num_records=5000, budget=PURE).plan().seen
-    assert "slope, a direction that" in pure and "descent" not in pure
+    assert "slope, a change that" in pure and "descent" not in pure
 
 
 # What it finds.

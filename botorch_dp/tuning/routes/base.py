@@ -181,7 +181,7 @@ class SearchPlan:
         noise: What to expect of the noise, in a sentence.
         guarantee: What all that is published promises together, and costs.
         is_pure: Whether all that is released is pure epsilon-DP.
-        seen: What each route could see through its noise, in a sentence.
+        seen: The smallest effect that each method can detect at this budget, in a sentence.
         steps: Released gradients.
         batch_size: Configurations for each of them.
         slopes: Released slopes of whole regions, the first of which is the whole space.
@@ -206,12 +206,13 @@ class SearchPlan:
         power = 1 if self.is_pure else 2
         whole = sum(share**power for share in self.shares.values())
         parts = [
-            f"{share**power / whole:.0%} for the {part} ({self.evaluations.get(part, 0)})"
+            f"{share**power / whole:.0%} for the {part} ({self.evaluations.get(part, 0)} "
+            "evaluations)"
             for part, share in self.shares.items()
         ]
-        budget = f"Budget (and evaluations): {', '.join(parts)}."
+        budget = f"Budget: {', '.join(parts)}."
         method = f"Method: {self.reason[0].upper()}{self.reason[1:]}"
-        return "\n".join((method, budget, self.noise, self.seen, str(self.guarantee)))
+        return "\n".join((method, budget, self.noise, self.seen, self.guarantee.in_plan))
 
 
 class Route(ABC):
@@ -322,18 +323,23 @@ class SlopedRoute(Route):
             name = settings.statistic.name
             yield f"{name} is no mean over records, so that no record has a slope of its own.", True
         if not dim:
-            yield "there is no number whose slope could be followed.", True
+            yield "the space has no numeric parameter, so there is no gradient.", True
         if settings.space.has_conditions:
-            yield "a number that is not active everywhere has no slope there.", True
+            yield "a conditional parameter has no gradient where it is inactive.", True
         if settings.space.constraints:
-            yield "constraints would cut the stencils that slopes are inferred from.", True
+            yield "constraints would exclude points that gradients are estimated from.", True
         if settings.has_steps:
-            yield "the losses of such a model jump, and do not slope.", False
+            yield (
+                "the loss of this model is piecewise constant, so it has no useful gradient.",
+                False,
+            )
         if dim <= (_FEW if settings.incumbent is None else _FEW_BESIDE_AN_INCUMBENT):
-            yield f"they cover {dim} number{'s' if dim > 1 else ''} densely enough.", False
+            yield f"they cover a {dim}-dimensional space densely enough.", False
         if self.left <= dim:
-            few = f"{settings.evaluations} evaluations are too few for a slope in {dim} numbers"
-            yield f"{few}, which takes {dim + 1} of its own.", True
+            few = (
+                f"{settings.evaluations} evaluations are too few for a gradient in {dim} dimensions"
+            )
+            yield f"{few}, which takes {dim + 1}.", True
 
     def start(self, releases: Releases) -> tuple[Config, Tensor, int]:
         """The chosen categories, where slopes begin, and the number of the first scores there."""

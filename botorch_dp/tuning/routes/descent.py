@@ -94,7 +94,7 @@ class DescentRoute(SlopedRoute):
             evaluations={"selection": self.num_categories, "score": 1, "gradients": steps * size},
             noise=f"With {n:,} {self.settings.unit.counted} the noise is {ratio:.2g} times the "
             f"clipping norm in each step (about {averaged:.2g} averaged over all steps).",
-            seen=f"descent, one that {min(averaged, 1):.0%} more do",
+            seen=f"descent, one that helps {100 * min(averaged, 1):.2g}% more",
             steps=steps,
             batch_size=size,
         )

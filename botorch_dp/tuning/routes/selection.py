@@ -47,9 +47,9 @@ class SelectionRoute(Route):
             reason=f"permute-and-flip on space-filling configurations, because {why}",
             shares=shares,
             evaluations={"selection": count, "score": 1},
-            noise=f"The score of the chosen one of {count} configurations is within {tail:.2g} of "
-            "the best one's, with a probability of 95%.",
-            seen=f"selection, differences of {tail:.2g} in the score",
+            noise=f"With 95% probability the published configuration scores within {tail:.2g} of "
+            f"the best of the {count} tried.",
+            seen=f"selection, a score difference of {tail:.2g}",
         )
 
     def run(self, plan: SearchPlan, releases: Releases) -> Config:

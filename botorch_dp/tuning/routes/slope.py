@@ -90,7 +90,8 @@ class SlopeRoute(SlopedRoute):
             evaluations={"selection": self.num_categories, "score": 1, "slope": slopes * size},
             noise=f"With {n:,} {self.settings.unit.counted} the noise of each slope is about "
             f"{noise:.2g} times as long as the slope would be if all records agreed.",
-            seen=f"slope, a direction that {min(noise, 1):.0%} more records gain by than lose",
+            seen=f"slope, a change that helps {100 * min(noise, 1):.2g}% more records than it "
+            "hurts",
             slopes=slopes,
             slope_size=size,
         )
