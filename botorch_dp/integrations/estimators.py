@@ -720,6 +720,11 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
         probabilities: Array = self._outputs(X).softmax(dim=1).numpy()
         return probabilities
 
+    def predict_log_proba(self, X: Any) -> Array:
+        """Their logarithms, ``n x k``."""
+        logarithms: Array = self._outputs(X).log_softmax(dim=1).numpy()
+        return logarithms
+
     def decision_function(self, X: Any) -> Array:
         """Scores of the classes, ``n x k``; of two classes, the second's over the first, ``n``."""
         scores: Array = self._outputs(X).numpy()

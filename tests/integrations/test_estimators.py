@@ -572,6 +572,9 @@ def test_lists_and_column_vectors_are_taken_and_no_row_decides_their_form(estima
 
     arrays = fitted(X, y)
     lists = fitted(X.tolist(), y.tolist())
+    if estimator is DPClassifier:
+        logarithms = arrays.predict_log_proba(X)
+        np.testing.assert_allclose(np.exp(logarithms), arrays.predict_proba(X), rtol=1e-5)
     assert np.array_equal(arrays.predict(X), lists.predict(X.tolist()))
     with pytest.warns(DataConversionWarning, match="column-vector y"):
         assert np.array_equal(fitted(X, y[:, None]).predict(X), arrays.predict(X))
