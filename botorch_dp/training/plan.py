@@ -28,6 +28,7 @@ from botorch_dp.privacy import (
     DPSGD,
     Guarantee,
     NeighboringRelation,
+    PrivacyLedger,
     PrivacyUnit,
     compose,
 )
@@ -423,3 +424,27 @@ def _checked_norm(clip_norm: object, *, unbounded: bool) -> float:
             "be added up. Scale the loss down."
         )
     return norm
+
+
+def check_seed(
+    plan: TrainingPlan, seed: int | None, *, publish: bool, ledger: PrivacyLedger | None
+) -> None:
+    """Raise unless a run is either seeded and free, or secret and may be published."""
+    if publish and seed is not None:
+        raise PrivacyError(
+            "`seed` was given together with publish=True: whoever guesses the seed can subtract "
+            "the noise. Leave it out."
+        )
+    if ledger is not None and not publish:
+        raise PrivacyError(
+            "`ledger` was given to a run that is not to be published: its noise is simulated, and "
+            "nothing is charged for it. Leave one of the two out."
+        )
+    if ledger is not None and not isinstance(ledger, PrivacyLedger):
+        raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
+    if publish:
+        plan.check_publishable()
+    elif seed is None:
+        raise ValueError("`seed` is required, unless publish=True: give an integer such as 0.")
+    else:
+        check_integer("seed", seed, at_least=0)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
@@ -20,22 +19,19 @@ from botorch_dp._checks import (
     did_you_mean,
     warn_caller,
 )
-from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
     PrivacyLedger,
-    PrivacyUnit,
     Release,
-    compose,
 )
 from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.guarantee import warn_large_delta, warn_large_epsilon
-from botorch_dp.privacy.ledger import make_release
 from botorch_dp.privacy.runs import Run
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training.engines import ENGINES
 from botorch_dp.training.networks import Loss, accuracy, causal_lm_loss, next_token_accuracy
+from botorch_dp.training.norm import fit_with_norm, plan_with_norm
 from botorch_dp.training.plan import (
     DELTA,
     OPTIMIZERS,
@@ -43,9 +39,9 @@ from botorch_dp.training.plan import (
     Sampling,
     TrainingPlan,
     TrainingSettings,
+    check_seed,
     make_plan,
 )
-from botorch_dp.training.ranges import RangesPlan, private_norm
 from botorch_dp.training.records import TrainTest
 from botorch_dp.training.run import TrainingRun
 from botorch_dp.training.setup import Metric, Setup
@@ -56,7 +52,6 @@ if TYPE_CHECKING:
 
 #: Settings that say how to step; without them the rule of ``untuned`` does.
 _OF_STEPS = {"learning_rate", "clip_norm"}
-_NORM_FOUND = "It is the norm of a record, which the distance and the clipping norm will follow."
 #: A training of one step, to try a rule on.
 _ONE_STEP: TrainingSettings = {
     "learning_rate": 1.0,
@@ -341,11 +336,7 @@ class DPTrainer:
         ``print`` it: it says the price in words.
         """
         if settings.get("feature_norm") == "private":
-            other, ranges = self._beside_norm(settings)
-            assumed: TrainingSettings = {**settings}
-            assumed["feature_norm"] = math.sqrt(other.setup.num_features)
-            plan = other.plan(**assumed)
-            return replace(plan, notes=(f"{ranges} {_NORM_FOUND}", *plan.notes))
+            return plan_with_norm(self, settings)
         plan = self._plan(settings)
         warn_large_delta(plan.delta, plan.num_records)
         warn_large_epsilon(settings.get("target_epsilon", 0.0))
@@ -408,7 +399,7 @@ class DPTrainer:
                     "and a key first, and pass its value as `feature_norm`."
                 )
             how = {"on_interrupt": on_interrupt, "progress": progress, "curve": curve}
-            return self._fit_with_norm(settings, seed, publish, how, ledger, label)
+            return fit_with_norm(self, settings, seed, publish, how, ledger, label)
         plan = self._plan(settings)
         check_nonnegative("checkpoint_seconds", checkpoint_seconds)
         if on_interrupt is None:
@@ -416,7 +407,7 @@ class DPTrainer:
         check_choice("on_interrupt", on_interrupt, ("stop", "raise"))
         if checkpoint is not None:
             check_path("checkpoint", checkpoint)
-        _check_seed(plan, seed, publish=publish, ledger=ledger)
+        check_seed(plan, seed, publish=publish, ledger=ledger)
         if publish:
             warn_large_delta(plan.delta, plan.num_records)
             warn_large_epsilon(settings.get("target_epsilon", 0.0))
@@ -448,58 +439,8 @@ class DPTrainer:
                 run.restore_final(final)
             else:
                 train()
-            (trained,) = self._results(run, publish=publish)
+            (trained,) = _trained(self.setup, run, publish=publish)
         return trained
-
-    def _beside_norm(self, settings: TrainingSettings) -> tuple[DPTrainer, RangesPlan]:
-        """This trainer beside the release of the records' norm, and what that costs."""
-        setup = self.setup
-        if setup.table is None:
-            raise ValueError(
-                '`feature_norm="private"` is for tables in one tensor of floats. Images and token '
-                "ids need none: their values are bounded in public. Leave it out for token ids; "
-                "for pixels between 0 and 1 pass a third of the root of their number."
-            )
-        if "target_epsilon" not in settings or not self.takes_defaults(settings):
-            raise ValueError(
-                '`feature_norm="private"` is found within `target_epsilon`, for a training with '
-                "default settings: give it, without `learning_rate` and `clip_norm`; or find the "
-                "norm by itself with `private_norm`."
-            )
-        epsilon, delta = settings["target_epsilon"], settings.get("delta", DELTA)
-        unit = PrivacyUnit(relation=self.relation)
-        if setup.per_group is not None:
-            unit = PrivacyUnit.of_person(setup.per_group, self.relation)
-        ranges = RangesPlan.within(setup.num_units, 1, epsilon, delta, unit=unit)
-        both = [each for each in (self.released, ranges.guarantee) if each is not None]
-        return self.beside(compose(*both)), ranges
-
-    def _fit_with_norm(
-        self,
-        settings: TrainingSettings,
-        seed: int | None,
-        publish: bool,
-        how: Any,
-        ledger: PrivacyLedger | None,
-        label: str,
-    ) -> Trained:
-        """Find the norm of the records and train, for one charge."""
-        plan = self.plan(**settings)
-        _check_seed(plan, seed, publish=publish, ledger=ledger)
-        other, ranges = self._beside_norm(settings)
-
-        def train() -> Trained:
-            assert self.setup.table is not None  # as it was checked
-            rows, groups = self.setup.table, self.setup.groups
-            if groups is not None:
-                rows = groups.means(rows.double().norm(dim=1))
-            unit = ranges.guarantee.unit
-            norm = private_norm(rows, mu=ranges.mu, unit=unit, unsafe_seed=seed)
-            known: TrainingSettings = {**settings, "feature_norm": norm.value}
-            return other.fit(seed=seed, publish=publish, **how, **known)
-
-        delta = None if ledger is None or ledger.budget.renyi else plan.delta
-        return make_release(plan.guarantee, train, ledger=ledger, label=label, delta=delta).value
 
     def replicates(
         self,
@@ -526,7 +467,7 @@ class DPTrainer:
         seeds = _check_seeds(seeds)
         run = self.setup.start(plan, seeds)
         run.advance(plan.steps, progress=progress)
-        return self._results(run)
+        return _trained(self.setup, run)
 
     def problem(
         self,
@@ -633,40 +574,41 @@ class DPTrainer:
             "curve": list(curve),
         }
 
-    def _results(self, run: TrainingRun, *, publish: bool = False) -> list[Trained]:
-        """The models of a run, and what is promised for them."""
-        plan = run.plan
-        guarantee = plan.guarantee if publish else plan.guarantee.simulated()
-        if run.step < plan.steps:
-            warn_caller(
-                f"The training was stopped{' for good' if publish else ''} after {run.step} of "
-                f"{plan.steps} steps. Its price, also in a ledger, is that of all {plan.steps}. "
-                "With `checkpoint=`, the same call goes on after Ctrl-C."
-            )
-        groups, unusable = self.setup.groups, self.setup.records.unusable
-        *_, loss = guarantee.losses or (None,)  # the training's own comes last
-        facts = {
-            "training": plan.parameters(getattr(loss, "steps", run.step)),
-            "settings": plan.origin,
-        }
-        return [
-            Trained(
-                model,
-                guarantee,
-                digest=digest_if_any(model) if publish else None,
-                facts=facts,
-                plan=plan,
-                steps=run.step,
-                diagnostics=TrainingDiagnostics(
-                    accuracy=self.setup.measure(model, publish=publish),
-                    unusable_records=unusable,
-                    dropped_gradients=run.dropped,
-                    unused_records=0 if groups is None else groups.unused,
-                    curve=tuple(run.utilities),
-                ),
-            )
-            for model in run.models()
-        ]
+
+def _trained(setup: Setup, run: TrainingRun, *, publish: bool = False) -> list[Trained]:
+    """The models of a run, and what is promised for them."""
+    plan = run.plan
+    guarantee = plan.guarantee if publish else plan.guarantee.simulated()
+    if run.step < plan.steps:
+        warn_caller(
+            f"The training was stopped{' for good' if publish else ''} after {run.step} of "
+            f"{plan.steps} steps. Its price, also in a ledger, is that of all {plan.steps}. "
+            "With `checkpoint=`, the same call goes on after Ctrl-C."
+        )
+    groups, unusable = setup.groups, setup.records.unusable
+    *_, loss = guarantee.losses or (None,)  # the training's own comes last
+    facts = {
+        "training": plan.parameters(getattr(loss, "steps", run.step)),
+        "settings": plan.origin,
+    }
+    return [
+        Trained(
+            model,
+            guarantee,
+            digest=digest_if_any(model) if publish else None,
+            facts=facts,
+            plan=plan,
+            steps=run.step,
+            diagnostics=TrainingDiagnostics(
+                accuracy=setup.measure(model, publish=publish),
+                unusable_records=unusable,
+                dropped_gradients=run.dropped,
+                unused_records=0 if groups is None else groups.unused,
+                curve=tuple(run.utilities),
+            ),
+        )
+        for model in run.models()
+    ]
 
 
 def _name_of(optimizer: object) -> str:
@@ -680,30 +622,6 @@ def _name_of(optimizer: object) -> str:
         return optimizer
     inner = optimizer.func if isinstance(optimizer, partial) else optimizer
     return str(getattr(inner, "__name__", type(inner).__name__))
-
-
-def _check_seed(
-    plan: TrainingPlan, seed: int | None, *, publish: bool, ledger: PrivacyLedger | None
-) -> None:
-    """Raise unless a run is either seeded and free, or secret and may be published."""
-    if publish and seed is not None:
-        raise PrivacyError(
-            "`seed` was given together with publish=True: whoever guesses the seed can subtract "
-            "the noise. Leave it out."
-        )
-    if ledger is not None and not publish:
-        raise PrivacyError(
-            "`ledger` was given to a run that is not to be published: its noise is simulated, and "
-            "nothing is charged for it. Leave one of the two out."
-        )
-    if ledger is not None and not isinstance(ledger, PrivacyLedger):
-        raise TypeError(f"`ledger` must be a PrivacyLedger, got {type(ledger).__name__}.")
-    if publish:
-        plan.check_publishable()
-    elif seed is None:
-        raise ValueError("`seed` is required, unless publish=True: give an integer such as 0.")
-    else:
-        check_integer("seed", seed, at_least=0)
 
 
 def _check_curve(curve: Sequence[int], plan: TrainingPlan, num_tests: int) -> None:
