@@ -16,7 +16,7 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "train.md"
 def test_the_guides_snippets_run() -> None:
     names: dict[str, Any] = {}
     snippets = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
-    assert len(snippets) == 8
+    assert len(snippets) == 10
     for snippet in snippets:
         exec(snippet, names)
     assert names["result"].accuracy > 0.8
