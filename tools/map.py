@@ -432,7 +432,7 @@ def tree(page: str) -> str:
     def draw(place: Path, name: str, depth: int) -> None:
         margin = "  " * depth
         source = place if place.is_file() else place / "__init__.py"
-        lines.append(f"{margin}{name:{30 - len(margin)}s}{first_sentence(source)}")
+        lines.append(f"{margin}{name:{32 - len(margin)}s}{first_sentence(source)}")
         if place.is_file():
             return
         files = [file for file in place.glob("*.py") if file != source]
