@@ -365,6 +365,8 @@ class PrivacyEngine(opacus.PrivacyEngine):
     def _records(self, data_loader: DataLoader[Any]) -> tuple[DatasetRecords, int]:
         if isinstance(data_loader.dataset, LoopRecords):  # of an engine before
             before = data_loader.dataset.loop
+            if FORM_IS_PUBLIC in before.plan.conditions:
+                self._like = before.records.like
             return copy.copy(before.records), before.plan.batch_size
         if data_loader.batch_size is None or data_loader.collate_fn is not default_collate:
             raise PrivacyError(

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.training.inputs import Inputs, each_part, parts
+from botorch_dp.training.inputs import Inputs, arguments, each_part, parts
 from botorch_dp.training.randomness import seeded_everywhere
 
 _EVALUATION_BATCH = 4096
@@ -173,7 +173,7 @@ class DatasetRecords:
     """
 
     def __init__(self, dataset: Any, like: Any, num_classes: int | None = None) -> None:
-        self.dataset, self.num_classes, self._like = dataset, num_classes, like
+        self.dataset, self.num_classes, self.like = dataset, num_classes, like
         x, _ = split(like)
         self._names = list(x) if isinstance(x, Mapping) else None
         self._X, self._Y = self._as_record(like)
@@ -192,11 +192,12 @@ class DatasetRecords:
 
     def joined(self, X: Inputs, Y: Tensor) -> Any:
         """Inputs and targets of a batch, as torch's loader makes one of such records."""
-        if isinstance(self._like, Mapping):
-            return {name: Y if name in _TARGETS else parts(X)[name] for name in self._like}
-        if not isinstance(self._like, tuple | list):
+        if isinstance(self.like, Mapping):
+            return {name: Y if name in _TARGETS else parts(X)[name] for name in self.like}
+        if not isinstance(self.like, tuple | list):
             return X
-        return [*parts(X).values(), Y][: len(self._like)]
+        several, _ = arguments(X)
+        return [*(several or (X,)), Y][: len(self.like)]
 
     def take(self, places: Tensor, seed: int | None = None) -> tuple[Inputs, Tensor, Tensor]:
         with warnings.catch_warnings(), seeded_everywhere(seed or 0) as reseed:  # of one record

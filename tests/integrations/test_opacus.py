@@ -600,6 +600,11 @@ def test_the_loader_of_a_training_is_taken_by_the_next_one() -> None:
     second = Made(batch_size=7, loader=first.loader).train()
     assert second.engine.steps == first.engine.steps == second.engine.plan.steps
     assert second.engine.plan.batch_size == 7 and second.loader is not first.loader
+    rows = list(zip(X, Y, strict=True))
+    loader = Made(PrivacyEngine(like=(X[0] * 0, Y[0] * 0)), data=rows).loader
+    again = Made(loader=loader)
+    assert "the form of a record" in str(again.engine.plan.guarantee)
+    assert "the form of a record" not in str(second.engine.plan.guarantee)
 
 
 class Autoencoder(nn.Sequential):
@@ -624,6 +629,11 @@ OTHER_RECORDS = {
     "several inputs": (
         TensorDataset(X, X[:, :2], Y), Pair, nn.CrossEntropyLoss(),
         lambda m, a, b, Y: (m(a, b), Y), {},
+    ),
+    "names and a target": (
+        [({"a": x, "b": x[:2]}, y) for x, y in zip(X, Y, strict=True)], Pair,
+        nn.CrossEntropyLoss(), lambda m, named, Y: (m(**named), Y),
+        {"like": ({"a": X[0] * 0, "b": X[0, :2] * 0}, 0)},
     ),
     "by name": (
         [{"a": x, "b": x[:2], "label": y} for x, y in zip(X, Y, strict=True)], Pair,
