@@ -1,21 +1,20 @@
-"""Private models of tables with nothing stated but epsilon, beside what others do.
+"""How good are private models of tables with nothing stated but epsilon, beside what others do?
 
-``python -m benchmarks.private_tables`` trains every row on fifteen tables and stores the scores.
-``--rows`` picks rows: those of interpret and of diffprivlib need these libraries, which are no
-dependencies, and may be run by another Python; results are merged. ``--plot`` draws the figures
-from what is stored; ``--ranks`` measures how far quartiles are off, and times a large fit.
+Fifteen tables, and rows for the default of ``DPClassifier`` and ``DPRegressor``, for stated bounds,
+for what leaks, for interpret's DP-EBM, for diffprivlib and for no privacy. ``--rows`` picks rows:
+those of interpret and of diffprivlib need these libraries, which are no dependencies, and may be
+run by another Python; results are merged. ``--part ranks`` measures how far released quartiles are
+off and times a large fit, ``--part plot`` draws the figures from what is stored.
 
 The settings of the package were chosen on the first seven tables; the others were held out.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 
-from benchmarks.common import results_folder, save_results
+from benchmarks.common import BenchmarkParser, results_folder, save_results
 from botorch_dp.privacy import NeighboringRelation
 
 DELTA, SEEDS = 1e-5, 5
@@ -551,7 +550,7 @@ def plot() -> None:
     for name in scores_:
         is_r2 = score_name(name, scores_[name]) == "r2"
         kinds["regression" if is_r2 else "classification"].append(name)
-    figure = Figure(figsize=(9.5, 4.4), layout="constrained")
+    figure = Figure(figsize=(9.5, 4.8), layout="constrained")
     for ax, (kind, names) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
         for row, style in STYLES.items():
             by = [means(scores_, name, row) for name in names]
@@ -560,11 +559,13 @@ def plot() -> None:
         for row, dashes in WITHOUT.items():
             level = np.mean([means(scores_, name, row)[math.inf] for name in names])
             ax.axhline(level, color="0.4", linestyle=dashes, label=f"no privacy: {row}")
-        what = "accuracy" if kind == "classification" else "share of variance explained"
+        what = "accuracy (AUROC of the rare class)"
+        what = what if kind == "classification" else "share of variance explained"
         ax.set(xscale="log", xlabel="ε (δ = 1e-5)", ylabel=f"mean {what}")
         ax.set_title(f"{len(names)} tables, {kind}", fontsize=10)
         ax.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize=7, loc="lower right")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=4)
     figure.savefig(results_folder() / "private_tables.png", dpi=130)
 
     wide = 5
@@ -575,7 +576,8 @@ def plot() -> None:
             by_epsilon = sorted(means(scores_, name, row).items())
             ax.plot(*zip(*by_epsilon, strict=True), marker=".", **style)
         for row, dashes in WITHOUT.items():
-            ax.axhline(means(scores_, name, row)[math.inf], color="0.4", linestyle=dashes)
+            level = means(scores_, name, row)[math.inf]
+            ax.axhline(level, color="0.4", linestyle=dashes, label=f"no privacy: {row}")
         n, d = sizes[name]
         held = "held out" if name in {each.__name__ for each in HELD_OUT} else "open"
         what = score_name(name, scores_[name])
@@ -583,26 +585,27 @@ def plot() -> None:
         ax.set_xscale("log")
         ax.tick_params(labelsize=6)
         ax.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize=5)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=4)
     figure.savefig(results_folder() / "private_tables_each.png", dpi=110)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default=",".join(ROWS), help="separated by semicolons")
-    parser.add_argument("--tables", default=",".join(TABLES))
+    parts = {"scores": 60.0, "ranks": 1.0, "plot": 0.1}
+    parser = BenchmarkParser("private_tables", __doc__, minutes=parts)
+    parser.add_argument("--rows", default=";".join(ROWS), help="separated by semicolons")
+    parser.add_argument("--tables", default=",".join(TABLES), help="separated by commas")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--minutes", type=float, default=60.0, help="of this process's own time")
-    parser.add_argument("--ranks", action="store_true", help="ranks and time, in place of scores")
-    parser.add_argument("--plot", action="store_true", help="draw the figures of what is stored")
     options = parser.parse_args()
-    if options.plot:
-        return plot()
-    if options.ranks:
-        return measure_ranks(options.seeds)
-    rows = list(ROWS) if options.rows == parser.get_default("rows") else options.rows.split(";")
-    measure(rows, options.tables.split(","), options.seeds, options.minutes)
+    if "scores" in options.part:
+        rows, tables = options.rows.split(";"), options.tables.split(",")
+        measure(rows, tables, options.seeds, options.minutes)
+    if "ranks" in options.part:
+        measure_ranks(options.seeds)
+    if "plot" in options.part:
+        plot()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
