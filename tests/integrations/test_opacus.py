@@ -567,33 +567,6 @@ def test_options_that_change_nothing_are_taken() -> None:
         engine.save_checkpoint(path="x", module=made.model)
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
-def test_a_run_is_priced_under_the_relation_that_was_asked_for(
-    relation: NeighboringRelation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[float, float]] = []
-    real = SystemRandomness.perturb_
-
-    def seen(self: SystemRandomness, total: Tensor, *, std: float, sensitivity: float) -> None:
-        asked.append((std, sensitivity))
-        real(self, total, std=std, sensitivity=sensitivity)
-
-    monkeypatch.setattr(SystemRandomness, "perturb_", seen)
-    ledger = PrivacyLedger(budget=PrivacyBudget(100.0, 1e-4))
-    made = Made(PrivacyEngine(ledger=ledger, relation=relation), epochs=1).train(1)
-    run = {"batch_size": 6, "num_records": N, "steps": N // 6, "delta": 1e-5}
-    price = dp_sgd_epsilon(noise_multiplier=4.0, relation=relation, **run)
-    guarantee = made.engine.guarantee(made.model)
-    assert guarantee.unit.relation is relation and guarantee.epsilon(1e-5) == price
-    assert ledger.entries()[0].guarantee == guarantee
-    assert asked == [(2.0, 0.5 * relation.sum_sensitivity)] * (N // 6)
-    problem = opacus_problem(
-        with_batches, SPACE, num_records=N, batch_size=6, relation=relation
-    )  # fmt: skip
-    config = {"lr": 0.3, "noise_multiplier": 4.0, "epochs": 1}
-    assert problem.epsilon(config) == price and 0 <= problem.oracle(config, 0) <= 1
-
-
 def test_the_loader_of_a_training_is_taken_by_the_next_one() -> None:
     """A script that trains several times writes over its loader."""
     first = Made(batch_size=7).train()
@@ -773,7 +746,10 @@ def test_the_audit_of_one_step_passes_and_broken_engines_are_caught(
         assert bound(samples) > claim
 
 
-def test_each_step_gets_the_noise_that_was_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_each_step_gets_the_noise_that_was_priced(
+    relation: NeighboringRelation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An audit with few draws sees a tenth of the noise; this sees half of it."""
     asked = []
     real = SystemRandomness.perturb_
@@ -783,11 +759,22 @@ def test_each_step_gets_the_noise_that_was_priced(monkeypatch: pytest.MonkeyPatc
         real(self, total, std=std, sensitivity=sensitivity)
 
     monkeypatch.setattr(SystemRandomness, "perturb_", seen)
-    made = Made().train()
+    ledger = PrivacyLedger(budget=PrivacyBudget(100.0, 1e-4))
+    made = Made(PrivacyEngine(ledger=ledger, relation=relation), epochs=1).train(1)
     noise, clip = HOW["noise_multiplier"], HOW["max_grad_norm"]
-    assert asked == [(noise * clip, 2 * clip)] * made.engine.steps  # a record is replaced
-    (loss,) = made.engine.guarantee(made.model).losses
+    assert asked == [(noise * clip, relation.sum_sensitivity * clip)] * (N // 6)
+    guarantee = made.engine.guarantee(made.model)
+    (loss,) = guarantee.losses
     assert loss.noise_multiplier == noise and loss.steps == len(asked)
+    run = {"batch_size": 6, "num_records": N, "steps": N // 6, "delta": 1e-5}
+    price = dp_sgd_epsilon(noise_multiplier=noise, relation=relation, **run)
+    assert guarantee.unit.relation is relation and guarantee.epsilon(1e-5) == price
+    assert ledger.entries()[0].guarantee == guarantee
+    problem = opacus_problem(
+        with_batches, SPACE, num_records=N, batch_size=6, relation=relation
+    )  # fmt: skip
+    config = {"lr": 0.3, "noise_multiplier": noise, "epochs": 1}
+    assert problem.epsilon(config) == price and 0 <= problem.oracle(config, 0) <= 1
 
 
 # --- Fronts. ---

@@ -23,11 +23,7 @@ from botorch.models import (
     SingleTaskGP,
 )
 from botorch.models.transforms import Normalize, Standardize
-from botorch.optim import (
-    optimize_acqf,
-    optimize_acqf_discrete,
-    optimize_acqf_mixed,
-)
+from botorch.optim import optimize_acqf_discrete
 from botorch.optim.optimize import optimize_acqf_list
 from botorch.utils.multi_objective.box_decompositions import (
     FastNondominatedPartitioning,
@@ -76,18 +72,6 @@ def test_without_variance_it_is_the_hypervolume_improvement(
         after = Hypervolume(ref_point).compute(kind(ref_point, Y=every).pareto_Y)
         torch.testing.assert_close(ours(X), theirs(X), rtol=1e-4, atol=1e-4)
         assert float(ours(X)) == pytest.approx(after - before, rel=1e-4, abs=1e-4)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_batches_are_their_points(dtype: torch.dtype) -> None:
-    means = torch.rand(4, 1, 2, dtype=dtype) * 10
-    ref_point = torch.zeros(2, dtype=dtype)
-    partitioning = FastNondominatedPartitioning(ref_point, Y=torch.tensor(FRONTS[2], dtype=dtype))
-    for kind in CRITERIA:
-        together = kind(mock(means, 1.0, dtype), ref_point, partitioning)(means[..., :1])
-        alone = [kind(mock(m, 1.0, dtype), ref_point, partitioning)(m[..., :1]) for m in means]
-        torch.testing.assert_close(together, torch.stack(alone).flatten())
-        assert together.dtype == dtype and together.shape == (4,)
 
 
 @pytest.mark.parametrize("kind", PARTITIONINGS)
@@ -165,28 +149,18 @@ def test_kinds_of_models(name: str) -> None:
         assert float(criterion(points)[2]) < float(value[2])
 
 
-def test_optimizers() -> None:
-    """One candidate, several in sequence, lists, choices, and numbers beside choices."""
+def test_functions_of_part_of_a_point_and_lists_of_criteria() -> None:
     criterion, bounds = criterion_of("single task"), torch.tensor([[0.0] * 2, [1.0] * 2]).double()
-    how: dict[str, Any] = {"num_restarts": 2, "raw_samples": 8, "options": {"maxiter": 20}}
-    one, value = optimize_acqf(criterion, bounds, q=1, **how)
-    assert one.shape == (1, 2) and value > criterion(torch.full((1, 2), 0.01).double())
-    several, _ = optimize_acqf(criterion, bounds, q=2, sequential=True, **how)
-    assert several.shape == (2, 2) and not torch.allclose(several[0], several[1])
-    criterion.set_X_pending(None)
-    listed, _ = optimize_acqf_list([criterion, criterion], bounds, **how)
-    assert listed.shape == (2, 2)
-    criterion.set_X_pending(None)
+    part = FixedFeatureAcquisitionFunction(criterion, d=2, columns=[1], values=[0.5])
+    whole = criterion(torch.tensor([[[0.3, 0.5]]], dtype=torch.double))
+    torch.testing.assert_close(part(torch.tensor([[[0.3]]], dtype=torch.double)), whole)
     choices = torch.rand(20, 2, dtype=torch.double)
     chosen, _ = optimize_acqf_discrete(criterion, q=2, choices=choices)
     assert all((row == choices).all(-1).any() for row in chosen)
     criterion.set_X_pending(None)
-    fixed = [{1: 0.0}, {1: 1.0}]
-    mixed, _ = optimize_acqf_mixed(criterion, bounds, q=1, fixed_features_list=fixed, **how)
-    assert float(mixed[0, 1]) in (0.0, 1.0)
-    part = FixedFeatureAcquisitionFunction(criterion, d=2, columns=[1], values=[0.5])
-    whole = criterion(torch.tensor([[[0.3, 0.5]]], dtype=torch.double))
-    torch.testing.assert_close(part(torch.tensor([[[0.3]]], dtype=torch.double)), whole)
+    how: dict[str, Any] = {"num_restarts": 2, "raw_samples": 8, "options": {"maxiter": 20}}
+    listed, _ = optimize_acqf_list([criterion, criterion], bounds, **how)
+    assert listed.shape == (2, 2) and not torch.allclose(listed[0], listed[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
