@@ -42,10 +42,10 @@ def check_begins_once(executor: object) -> None:
     """Refuse an executor that may begin a training twice, which would be charged once."""
     if type(executor).__module__.partition(".")[0] == "distributed":
         raise PrivacyError(
-            "`executor` is a Dask client's. When one of its workers dies, Dask begins what that "
-            "worker did again, whatever its `retries`, and a training would draw its noise twice "
-            "for one charge. Use threads, processes, or Ray by "
-            "botorch_dp.integrations.ray.RayExecutor; in a simulation, Dask will do."
+            "`executor` is a Dask client's. When a worker dies, Dask repeats its task, whatever "
+            "`retries` is, so a training would draw its noise twice for one charge. Use "
+            "threads, processes, or Ray by botorch_dp.integrations.ray.RayExecutor; in a "
+            "simulation, Dask will do."
         )
 
 

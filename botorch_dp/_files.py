@@ -423,8 +423,8 @@ class StateFile:
         path = Path(self.path)
         if not path.parent.is_dir():
             raise self.error(
-                f"The path of the {self.kind.name} leads nowhere, the folder {path.parent} does "
-                "not exist: create it first."
+                f"The path of the {self.kind.name} is in a folder that does not exist: create "
+                f"{path.parent} first."
             )
         # mkstemp creates the file exclusively and with mode 0600 before SQLite sees it.
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -460,9 +460,8 @@ class StateFile:
         if self._connection is None:
             if self._in_memory or self._exclusive:
                 raise self.error(
-                    f"The {name} {self.path} belongs to the process that opened it, of which this "
-                    f"one is a fork. Give the {name} a path, and open it here once that process "
-                    "has let it go."
+                    f"The {name} {self.path} was opened by the parent of this forked process. "
+                    f"Give the {name} a path, and open it here after the parent has closed it."
                 )
             self._connection = self._open()
         if not self._in_memory and self._named_inode() != self._inode:

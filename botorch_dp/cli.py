@@ -33,70 +33,102 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    epsilon = commands.add_parser("epsilon", help="the epsilon of a DP-SGD run, or its noise")
+    epsilon = commands.add_parser(
+        "epsilon", help="compute the epsilon of a DP-SGD run, or its noise multiplier"
+    )
     given = epsilon.add_mutually_exclusive_group(required=True)
-    given.add_argument("--noise", type=float, help="noise multiplier, over the clipping norm")
-    given.add_argument("--epsilon", type=float, help="find the noise multiplier for it")
+    given.add_argument(
+        "--noise", type=float, help="noise multiplier (noise over the clipping norm)"
+    )
+    given.add_argument("--epsilon", type=float, help="find the noise multiplier for this epsilon")
     epsilon.add_argument("--records", type=int, required=True, help="training records")
     epsilon.add_argument("--batch", type=int, required=True, help="records in a batch")
     epsilon.add_argument("--epochs", type=int, required=True)
     epsilon.add_argument("--delta", type=float, default=1e-5, help="default: 1e-5")
-    epsilon.add_argument("--json", action="store_true", help="for programs")
+    epsilon.add_argument("--json", action="store_true", help="print JSON")
     epsilon.set_defaults(run=_epsilon)
 
-    suggest = commands.add_parser("suggest", help="the default settings for an epsilon, and why")
+    suggest = commands.add_parser(
+        "suggest", help="show the default settings for an epsilon, and why"
+    )
     suggest.add_argument("--records", type=int, required=True, help="training records")
     suggest.add_argument("--features", type=int, required=True, help="numbers in a record")
     suggest.add_argument("--epsilon", type=float, required=True, help="of the training")
     suggest.add_argument("--delta", type=float, default=1e-5, help="default: 1e-5")
-    suggest.add_argument("--outputs", type=int, default=1, help="such as classes (default: 1)")
+    suggest.add_argument(
+        "--outputs", type=int, default=1, help="number of outputs, such as classes (default: 1)"
+    )
     suggest.add_argument("--hidden", type=int, nargs="+", default=[], metavar="WIDTH")
     suggest.add_argument(
         "--feature-norm",
         type=lambda given: given if given == "private" else float(given),
         metavar="R",
-        help="of a record, public; or 'private', for tables: it is found within epsilon",
+        help="public root mean square norm of a record's features; or 'private', to find it "
+        "within epsilon (tables only)",
     )
-    suggest.add_argument("--regression", action="store_true", help="targets of about unit size")
+    suggest.add_argument(
+        "--regression", action="store_true", help="the targets are numbers of about unit size"
+    )
     suggest.set_defaults(run=_suggest)
 
     verify = commands.add_parser(
         "verify", help="check a receipt: exits with 0 if nothing contradicts"
     )
     verify.add_argument("receipt", type=Path, help="a JSON file")
-    verify.add_argument("--artifact", type=Path, help="what was released: .pt, .json, .npy, any")
-    verify.add_argument("--public-key", type=Path, help="PEM of whoever must have signed it")
     verify.add_argument(
-        "--registry", action="store_true", help="print its entry for the registry of deployments"
+        "--artifact", type=Path, help="the released file: .pt, .json, .npy or any other"
+    )
+    verify.add_argument(
+        "--public-key", type=Path, help="PEM file of the public key of the expected signer"
+    )
+    verify.add_argument(
+        "--registry",
+        action="store_true",
+        help="print the receipt's entry for the registry of DP deployments",
     )
     verify.set_defaults(run=_verify)
 
     sign = commands.add_parser("sign", help="sign a receipt with an Ed25519 key of your own")
     sign.add_argument("receipt", type=Path, help="a JSON file")
-    sign.add_argument("--key", type=Path, required=True, help="PEM of a private key")
-    sign.add_argument("--out", type=Path, help="default: the receipt itself")
+    sign.add_argument("--key", type=Path, required=True, help="PEM file of your private key")
+    sign.add_argument("--out", type=Path, help="file to write (default: overwrite the receipt)")
     sign.add_argument("--password", action="store_true", help="ask for the key's password")
     sign.set_defaults(run=_sign)
 
-    ledger = commands.add_parser("ledger", help="create a privacy ledger, or look into one")
+    ledger = commands.add_parser("ledger", help="create or show a privacy ledger")
     actions = ledger.add_subparsers(dest="action", metavar="ACTION", required=True)
-    create = actions.add_parser("create", help="a new ledger with this budget")
+    create = actions.add_parser("create", help="create a ledger with this budget")
     create.add_argument("path", type=Path, metavar="FILE")
     create.add_argument("--epsilon", type=float, required=True)
     create.add_argument("--delta", type=float, default=0.0, help="default: 0")
     create.add_argument(
-        "--summed", type=float, help="share for releases without Gaussian noise, from 0 to 1"
+        "--summed",
+        type=float,
+        help="share of the budget for releases without Gaussian noise, from 0 to 1",
     )
-    create.add_argument("--renyi", action="store_true", help="for trainings with DP-SGD")
+    create.add_argument(
+        "--renyi", action="store_true", help="add up Rényi divergences, for trainings with DP-SGD"
+    )
     create.set_defaults(run=_ledger_create)
-    show = actions.add_parser("show", help="what is used, what is left, and all charges")
+    show = actions.add_parser("show", help="show what is spent, what is left, and all charges")
     show.add_argument("path", type=Path, metavar="FILE")
     show.set_defaults(run=_ledger_show)
 
-    report = commands.add_parser("report", help="a stored study as one HTML file, as sensitive")
-    report.add_argument("path", type=Path, metavar="FILE", help="the study, which may be running")
-    report.add_argument("--out", type=Path, metavar="HTML", help="default: its name with .html")
-    report.add_argument("--ledger", type=Path, help="of the study; default: the one beside it")
+    report = commands.add_parser(
+        "report", help="write a stored study as one HTML page, as sensitive as the study"
+    )
+    report.add_argument(
+        "path", type=Path, metavar="FILE", help="the study's file; the study may be running"
+    )
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="HTML",
+        help="file to write (default: the study's name with .html)",
+    )
+    report.add_argument(
+        "--ledger", type=Path, help="the study's ledger (default: the one beside it)"
+    )
     report.set_defaults(run=_report)
     return top
 
@@ -160,7 +192,10 @@ def _suggest(options: argparse.Namespace) -> int:
         norm = math.sqrt(options.features)
         found = RangesPlan.within(options.records, 1, options.epsilon, options.delta)
         print(f"The norm of a record, by fit(feature_norm='private'). {found}")
-        print(f"Until it is known, it is taken to be {norm:.3g}; what depends on it will follow.")
+        print(
+            f"Until then a norm of {norm:.3g} is assumed; the settings that depend on it will "
+            "change."
+        )
     print(
         suggest_settings(
             num_records=options.records,

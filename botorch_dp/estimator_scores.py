@@ -30,7 +30,7 @@ from botorch_dp.scores import (
 )
 from botorch_dp.space import Config, SearchSpace
 
-#: Where the estimators are whose losses jump, and words in the names of others. A network's
+#: Modules of estimators with piecewise constant losses, and words in names of others. A network's
 #: training is random, and its loss as rough in its settings: ``which_trees --defaults``.
 _WITH_STEPS = ("sklearn.tree", "sklearn.ensemble", "sklearn.neighbors", "sklearn.neural_network")
 _BOOSTED = ("LGBM", "XGB", "CatBoost")
@@ -138,13 +138,13 @@ class EstimatorScores:
         unknown = sorted(set(space.parameters) - set(estimator.get_params()))
         if unknown:
             raise ValueError(
-                f"`space` names {unknown}, which {type(estimator).__name__} has no parameters of: "
-                "see estimator.get_params()."
+                f"`space` names {unknown}, which are no parameters of "
+                f"{type(estimator).__name__}: see estimator.get_params()."
             )
         #: The loss's name, or the function.
         self.loss = _checked_loss(loss, estimator)
         self._estimator = estimator
-        #: Whether losses jump as parameters change, as those of trees and neighbours do.
+        #: Whether losses are piecewise constant in the parameters, as those of trees are.
         self.has_steps = _has_steps(estimator)
         self._train_X, self._train_y, _ = _checked_records("train", train)
         X, y, self.num_records = _checked_records("validation", validation)
@@ -374,9 +374,9 @@ def _check_different(train: tuple[Any, Any], validation: tuple[Any, Any]) -> Non
     """Refuse the same objects, or overlapping parts of one, as public and as protected."""
     if any(_overlap(*parts) for parts in zip(train, validation, strict=True)):
         raise PrivacyError(
-            "The public records and the protected ones share memory, so that some are the same: "
-            "what is public is read without noise. Split them: fit to records that may be known to "
-            "everybody, and protect others, such as X[:600] and X[600:]."
+            "The public records and the protected ones share memory, so some records are in "
+            "both, and public records are read without noise. Split them: fit to records that "
+            "may be known to everybody, and protect others, such as X[:600] and X[600:]."
         )
 
 
@@ -399,7 +399,7 @@ def _overlap(public: Any, protected: Any) -> bool:
 
 
 def _has_steps(estimator: Any) -> bool:
-    """Whether losses jump as parameters change: trees, ensembles, neighbours, networks."""
+    """Whether losses are piecewise constant in the parameters: trees, neighbours, networks."""
     last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
     parts = [last, *(last.get_params().values() if hasattr(last, "get_params") else ())]
     return any(

@@ -78,7 +78,7 @@ def groups_of(ids: Any, num_records: int, per_group: int | None = None) -> Group
     if ids is not None:
         return Groups(ids, num_records, per_group)
     if per_group is not None:
-        raise TypeError("`per_group` is about `groups`, one identifier for each record: pass both.")
+        raise TypeError("`per_group` needs `groups`, one identifier for each record: pass both.")
     return None
 
 

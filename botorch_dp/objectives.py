@@ -120,7 +120,7 @@ class ObjectivePlan:
             "configurations cannot be seen."
         )
         if self.visible <= self.difference:
-            return f"{noise} Those of {self.difference:.2g} are seen."
+            return f"{noise} Differences of {self.difference:.2g} can be seen."
         return (
             f"{noise} To see differences of {self.difference:.2g} you need "
             f"{self.needed_records:,} {counted} or epsilon = {rounded_up(self.needed_epsilon, 2)}. "
@@ -168,7 +168,7 @@ class PrivateObjective:
         groups: Whose each record is, where people have several: one identifier for each. A person
             with all records is then protected, by the mean of their clipped scores.
         per_group: How many records of a person are used at most; 16 unless given.
-        unsafe_seed: Simulate with reproducible noise. The results then promise nothing.
+        unsafe_seed: Simulate with reproducible noise. The results then guarantee nothing.
 
     Example:
         >>> records = torch.rand(1000, dtype=torch.double)
@@ -247,7 +247,7 @@ class PrivateObjective:
         groups: Any = None,
         per_group: int | None = None,
     ) -> PrivateObjective:
-        """An objective with the largest mu that a ledger bears for so many evaluations.
+        """An objective with the largest mu that a ledger allows for this many evaluations.
 
         Args:
             record_losses: As for the class; likewise the other arguments.
@@ -268,8 +268,8 @@ class PrivateObjective:
         mu = sqrt_below(Fraction(ledger.mu_left()) ** 2 / count)
         if mu == 0:
             raise BudgetExhausted(
-                f"Nothing of the budget {ledger.budget} is left for Gaussian releases, which every "
-                "evaluation is: give it a delta, and a share that is not summed. Nothing was "
+                f"None of the budget {ledger.budget} is available for Gaussian noise, which "
+                "every evaluation needs: give it a delta, and `summed` below 1. Nothing was "
                 "charged.",
                 requested=(0.0, 0.0),
                 remaining=ledger.remaining(),
@@ -297,7 +297,7 @@ class PrivateObjective:
         difference: float | None = None,
         delta: float | None = None,
     ) -> ObjectivePlan:
-        """Price and noise of so many evaluations, and what the noise hides; reads no record.
+        """Cost and noise of this many evaluations, and what the noise hides; reads no record.
 
         Args:
             evaluations: How many; those of :meth:`for_budget` if None.

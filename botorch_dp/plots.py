@@ -32,8 +32,9 @@ _CAPTION_WIDTH = 92
 _MOST_CURVES = 16
 _EXPECTED = "The star is what the study's models expect of the recommended configuration."
 _LUCKY = (
-    " It may lie above the observed front, whose points are winners and partly lucky; the dotted "
-    "line is the front of the same trials as the models expect it."
+    " It may lie above the observed front, which is too optimistic, because its points were "
+    "selected for low errors; the dotted line is the front of the same trials with errors "
+    "smoothed by the models."
 )
 _TRIALS: dict[str, Any] = {"color": "0.55", "marker": ".", "linestyle": "none", "markersize": 5}
 _SHADE: dict[str, Any] = {"step": "post", "linewidth": 0}

@@ -41,13 +41,13 @@ __all__ = ["study_report"]
 
 _NOTICE = (
     "Every error and recommendation on this page, and the choice of the configurations, follow "
-    "from the records without noise. Keep this file as you keep the study; publishing any of it "
-    "costs what is said below."
+    "from the records without noise. Keep this file as secret as the study; what publishing any "
+    "of it costs is stated below."
 )
 _NOTICE_CHARGED = (
     "What follows from the training records was charged to the budget below. Every error and "
-    "recommendation follows from the test records as well: keep this file as you keep the study, "
-    "unless these are public."
+    "recommendation follows from the test records as well: keep this file as secret as the "
+    "study, unless these are public."
 )
 #: The epsilons that are recommended for in each decade, and how many at most.
 _STOPS, _MOST_STOPS = (1.0, 2.0, 5.0), 12

@@ -41,7 +41,7 @@ LARGEST_EXACT = 2**53
 _WIDE_LOG_LOSS = 7.0
 
 #: What rests on the caller wherever scores of single records are bounded one by one.
-OWN_RECORD_ONLY = "a record's score depends on that record and on public things only"
+OWN_RECORD_ONLY = "each record's score depends only on that record and on public information"
 
 
 @runtime_checkable
@@ -71,8 +71,8 @@ def known_num_records(
     if statistic is not None:
         if not takes_statistic:
             raise TypeError(
-                f"`record_losses` is scored by {statistic.name}, which is no mean over records, so "
-                "that no record has a loss of its own. PrivateObjective and PrivateSearch take it."
+                f"`record_losses` is scored by {statistic.name}, which is no mean over records, "
+                "so no record has a loss of its own. PrivateObjective and PrivateSearch take it."
             )
         if num_records not in (None, statistic.num_records):
             raise ValueError(

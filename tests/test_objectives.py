@@ -218,7 +218,7 @@ def test_price_before_it_runs() -> None:
     assert guarantee.mu == 0.1 and guarantee.status == "proven"
     assert guarantee.relation is NeighboringRelation.REPLACE_ONE
     assert "one patient" in str(guarantee)
-    assert "1. a record's score depends on that record" in str(guarantee)
+    assert "1. each record's score depends only on that record" in str(guarantee)
     assert objective.price(25) == compose(*[guarantee] * 25)
     assert objective.price(25).mu == pytest.approx(0.5)
     simulated = PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.1, unsafe_seed=0)
@@ -480,7 +480,7 @@ def test_plan_says_what_the_noise_hides_and_what_it_would_take():
         evaluations=50,
         num_records=plan.needed_records,
     )
-    assert "are seen" in more.plan().advice
+    assert "can be seen" in more.plan().advice
     richer = PrivateObjective.for_budget(
         lambda X: X,
         bounds=(0.0, 1.0),
@@ -488,8 +488,8 @@ def test_plan_says_what_the_noise_hides_and_what_it_would_take():
         evaluations=50,
         num_records=1000,
     )
-    assert "are seen" in richer.plan().advice
-    assert "are seen" in objective.plan(difference=1.0).advice
+    assert "can be seen" in richer.plan().advice
+    assert "can be seen" in objective.plan(difference=1.0).advice
     with pytest.raises(ValueError, match="evaluations"):
         PrivateObjective(lambda X: X, bounds=(0.0, 1.0), mu=1.0, num_records=10).plan()
 
@@ -549,5 +549,8 @@ def test_for_budget_warns_of_a_large_delta() -> None:
 
 def test_settings_of_the_caller_are_a_printed_condition() -> None:
     text = str(PrivateObjective(distances, bounds=(0.0, 1.0), mu=1.0).price())
-    for words in ("depends on that record", "the bounds, mu and the number of records were chosen"):
+    for words in (
+        "depends only on that record",
+        "the bounds, mu and the number of records were chosen",
+    ):
         assert words in text

@@ -175,12 +175,12 @@ class TestRecommended:
         labels = axes.get_legend_handles_labels()[1]
         assert "front, as expected" in labels and f"recommended, ε = {point.epsilon:.3g}" in labels
         caption = " ".join(axes.texts[-1].get_text().split())
-        assert "partly lucky" in caption
+        assert "too optimistic" in caption
         dotted = next(line for line in axes.lines if line.get_label() == "front, as expected")
         assert front.shrunken is not None
         assert np.allclose(dotted.get_ydata()[:-1], front.shrunken.points[:, 1])
         plain = front.plot()
-        assert "partly lucky" not in plain.axes[0].texts[-1].get_text()
+        assert "too optimistic" not in plain.axes[0].texts[-1].get_text()
 
     def test_the_models_do_not_believe_in_luck(self) -> None:
         front = DPareto(toy.problem(), seed=0, acquisition="random").run(40)

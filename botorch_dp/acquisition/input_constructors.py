@@ -82,7 +82,7 @@ def construct_inputs_hvpoi(
     """Keyword arguments of the hypervolume-based probability of improvement and its logarithm.
 
     The front consists of posterior means at the observed points rather than of the observations:
-    the best of many noisy observations are partly luck.
+    the best of many noisy observations are too optimistic.
 
     Args:
         training_data: The observations so far; they give ``X_baseline`` when it is omitted.

@@ -67,7 +67,7 @@ class PrivateUpperConfidenceBound(AnalyticAcquisitionFunction):
 
     ``UCB_t(x) = mean(x) + sqrt(beta_t) std(x)``, where ``beta_t`` is ``schedule(step)``.
 
-    On its own the function promises nothing: it is the search that the releases of
+    On its own the function guarantees nothing: it is the search that the releases of
     :mod:`botorch_dp.release` are calibrated to, and they need a model whose prior is public (see
     :func:`botorch_dp.models.check_public`). The choice made by it may not be published; only a
     release of it may.

@@ -117,7 +117,7 @@ class DPGIBO:
         unit: Whom or what one column is; replace-one is the only relation.
         ledger: Charged for each step before the records are asked.
         label: What it is for, in public words; shown in the ledger.
-        unsafe_seed: Simulate with reproducible noise. The result then promises nothing, and no
+        unsafe_seed: Simulate with reproducible noise. The result then guarantees nothing, and no
             ledger can be charged for it.
 
     Example:
@@ -158,7 +158,7 @@ class DPGIBO:
         )
         if ledger is not None and math.isinf(mu):
             raise PrivacyError(
-                "`ledger` cannot be charged for `mu=inf`: plain GIBO promises nothing. Leave the "
+                "`ledger` cannot be charged for `mu=inf`: plain GIBO guarantees nothing. Leave the "
                 "ledger out, or give a finite mu."
             )
         check_payment(ledger, unsafe_seed=unsafe_seed)
@@ -221,7 +221,7 @@ class DPGIBO:
         known = self._progress.num_records
         n = known if num_records is None else check_count("num_records", num_records)
         if known not in (None, n):
-            raise ValueError(f"`num_records` = {n}, but the losses are of {known} records.")
+            raise ValueError(f"`num_records` = {n}, but `record_losses` has {known} records.")
         if n is None:
             raise ValueError(
                 "`num_records` is needed to plan, as in `plan(num_records=500)`: the noise is "
@@ -399,8 +399,7 @@ class DPGIBO:
         with opened:
             if run is not None and run.identity != opened.identity:
                 raise PrivacyError(
-                    f"`checkpoint` {run.path} is of another run by now: begin anew with a new "
-                    "DPGIBO."
+                    f"`checkpoint` {run.path} belongs to another run now: make a new DPGIBO."
                 )
             self._load(opened)
             self._run, self._is_held = opened, True

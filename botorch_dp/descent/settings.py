@@ -93,7 +93,7 @@ class DescentSettings:
         return price if self.unsafe_seed is None else price.simulated()
 
     def guarantee(self, taken: int | None = None) -> Guarantee:
-        """What the run promises, which is the same whenever it stops.
+        """The guarantee of the run, which is the same whenever it stops.
 
         Where it stops may depend on what was released, so what had been spent by then is no
         guarantee: the one that was fixed in advance holds, that of all steps.

@@ -233,7 +233,7 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         delta: See ``epsilon``.
         bounds: ``(low, high)`` of columns whose range is known, by name or place; they cost
             nothing.
-        unsafe_seed: Simulate with reproducible noise; nothing is promised then.
+        unsafe_seed: Simulate with reproducible noise; nothing is guaranteed then.
 
     Attributes:
         lower_: The lower ends, released.
@@ -258,7 +258,7 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.unsafe_seed = unsafe_seed
 
     def plan(self, num_records: int, num_features: int) -> RangesPlan:
-        """The price of a fit to so many records and columns, and how close it comes."""
+        """The cost of a fit to a table of this size, and how accurate it is."""
         columns = num_features - len(self.bounds or {})
         return RangesPlan.within(num_records, columns, self.epsilon, self.delta, 1.0)
 
@@ -417,7 +417,7 @@ class _PrivateEstimator(BaseEstimator):
         raise NotImplementedError
 
     def plan(self, num_records: int, num_features: int | Any) -> TrainingPlan:
-        """What a fit to so many records would do, and its guarantee, at no cost.
+        """What a fit to this many records would do, and its guarantee, at no cost.
 
         Args:
             num_records: How many records there are.
@@ -641,7 +641,7 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
         hidden: Widths of hidden layers of a network on scaled columns, in place of a shape.
         epochs: Passes over the records; by :func:`~.untuned.suggest_settings` if None.
         batch_size: Expected records in a step; the same.
-        unsafe_seed: Simulate with reproducible noise; nothing is promised then.
+        unsafe_seed: Simulate with reproducible noise; nothing is guaranteed then.
 
     Attributes:
         model_: The model, from columns of numbers to scores. Released, with the knots in its first

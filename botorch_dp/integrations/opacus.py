@@ -74,16 +74,15 @@ _FIXED: dict[str, tuple[object, str]] = {
     "loss_reduction": ("mean", "let your loss be the mean over the batch"),
     "poisson_sampling": (
         True,
-        "a shuffled pass over the records has another price, which is not known to be small",
+        "a shuffled pass over the records is not Poisson sampling, and its epsilon is not known",
     ),
-    "clipping": ("flat", "noise is made for gradients that are clipped as a whole"),
+    "clipping": ("flat", "clipping of single layers is not accounted for"),
     "noise_generator": (None, "use PrivacyEngine(unsafe_seed=...) to tune under a seed"),
     "grad_sample_mode": (
         "hooks",
-        "gradients come from Opacus's hooks here. DPTrainer(..., engine='per_record') computes "
-        "them by vmap, for layers without a rule, and engine='ghost' clips without them; ghost "
-        "clipping of Opacus lets one record of some models add 1.77 clipping norms where noise is "
-        "made for one",
+        "PrivacyEngine always uses Opacus's hooks. DPTrainer(..., engine='per_record') uses "
+        "vmap, which takes layers without a hook, and engine='ghost' ghost clipping; Opacus's "
+        "ghost clipping lets one record of some models add 1.77 clipping norms to the sum",
     ),
     "wrap_model": (True, "train with the model that make_private returns"),
     "rand_on_empty": (False, "an empty batch comes as one row of zeros that does not count"),
@@ -109,7 +108,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         label: What it is for, in public words; shown in the ledger.
         unsafe_seed: A non-negative integer that fixes batches and noise.
         delta: Where epsilon is stated and charged.
-        like: A public or made-up record, such as ``(inputs, target)``, for data sets other than
+        like: A public or synthetic record, such as ``(inputs, target)``, for data sets other than
             ``TensorDataset``: the form of every one; see :class:`~botorch_dp.training.DPTrainer`.
             With one part alone ``criterion`` is tried on outputs and inputs; of three or more, the
             last is the target, and the model is tried on the others together.
@@ -197,7 +196,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             max_grad_norm: The clipping norm.
             epochs: Passes over the records. Needed to publish: it makes the price.
             criterion: The loss of your loop, such as ``nn.CrossEntropyLoss()``; it is tried on
-                made-up records of every class. Needed to publish: a loss that mixes records, such
+                synthetic records of every class. Needed to publish: a loss that mixes records, such
                 as a mean with class weights, lets one record move the gradients of all others.
             options: Opacus's others, with the values that they have by default.
         """
@@ -241,7 +240,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         return self.release(model).guarantee
 
     def release(self, model: nn.Module) -> Release[nn.Module]:
-        """The trained model without hooks, gradients and optimizer, and what is promised for it.
+        """The trained model without hooks, gradients and optimizer, and its guarantee.
 
         Arguments and errors as for :meth:`guarantee`.
         """
@@ -257,9 +256,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
     def save_checkpoint(self, **given: Any) -> Never:
         """Refused: steps from another process were not taken under this engine's price."""
         raise PrivacyError(
-            "A run does not go on from a checkpoint here, because another engine priced it. Save "
-            "`release(model).value.state_dict()`, or use DPTrainer.fit(checkpoint=...), which "
-            "resumes."
+            "A run cannot continue from a checkpoint, because another engine accounted for its "
+            "first steps. Save `release(model).value.state_dict()`, or use "
+            "DPTrainer.fit(checkpoint=...), which resumes."
         )
 
     load_checkpoint = save_checkpoint
@@ -294,9 +293,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
             )
         if secret and criterion is None:
             raise TypeError(
-                "Give `criterion`, the loss of your loop, such as nn.CrossEntropyLoss(): a model "
-                "that may be published needs a loss that does not mix the records of a batch, "
-                "which is tried on made-up records."
+                "Give `criterion`, the loss of your loop, such as nn.CrossEntropyLoss(): a "
+                "model that may be published needs a loss that does not mix the records of a "
+                "batch, which is tried on synthetic records."
             )
         _check_options(options)
         _check_module(module, optimizer)
@@ -309,7 +308,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             setup = Setup(
                 lambda: clean,
                 criterion or (_any_loss if Y.is_floating_point() else nn.functional.cross_entropy),
-                TrainTest(X, Y, X, Y),  # made up; the records stay where they are
+                TrainTest(X, Y, X, Y),  # synthetic; the records stay where they are
                 engine="opacus",
                 clipping="flat",
                 metric=lambda outputs, targets: 0.0,
@@ -370,10 +369,10 @@ class PrivacyEngine(opacus.PrivacyEngine):
             return copy.copy(before.records), before.plan.batch_size
         if data_loader.batch_size is None or data_loader.collate_fn is not default_collate:
             raise PrivacyError(
-                "`data_loader` must have a `batch_size` and no sampler of batches or `collate_fn` "
-                "of its own: batches are drawn here, each record by its own coin, and are made of "
-                "records that were read one by one. Pass DataLoader(data, batch_size=...), and "
-                "prepare each record in the data set."
+                "`data_loader` must have a `batch_size` and no sampler of batches or "
+                "`collate_fn` of its own: PrivacyEngine draws Poisson-sampled batches and reads "
+                "the records one by one. Pass DataLoader(data, batch_size=...), and prepare "
+                "each record in the data set."
             )
         found = datasets_of((data_loader.dataset, data_loader.dataset), self._like)
         assert found is not None
@@ -381,9 +380,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
         known = isinstance(sampler, RandomSampler | SequentialSampler)
         if not known or len(sampler) != len(found[0]):  # type: ignore[arg-type]
             raise PrivacyError(
-                "`data_loader` has a sampler that takes some records, or some more often: each "
-                "record of the data set is drawn with one probability here. Pass a data set of "
-                "the records to train on, such as torch.utils.data.Subset(data, places)."
+                "`data_loader` has a sampler that leaves out or repeats records, but Poisson "
+                "sampling draws each record with the same probability. Pass a data set of the "
+                "records to train on, such as torch.utils.data.Subset(data, places)."
             )
         return found[0], min(data_loader.batch_size, len(found[0]))
 
@@ -394,8 +393,8 @@ def _check_options(options: dict[str, Any]) -> None:
             continue
         if name not in _FIXED:
             raise TypeError(
-                f"There is no argument {name!r} here: an Opacus loop is priced, charged and "
-                "trained by Opacus's hooks. DPTrainer has engines and ways of sampling."
+                f"PrivacyEngine has no argument {name!r}: it always uses Opacus's hooks and "
+                "Poisson sampling. DPTrainer(engine=..., sampling=...) offers others."
             )
         only, reason = _FIXED[name]
         if value != only:
@@ -411,7 +410,7 @@ def _check_module(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
     if optimizer.state:
         raise PrivacyError(
-            "`optimizer` has taken steps, and keeps what it saw in them, such as gradients without "
+            "`optimizer` has taken steps already, and its state may hold gradients without "
             "noise. Pass a new one."
         )
     if isinstance(optimizer, DPOptimizer):
@@ -493,9 +492,10 @@ class _LoopOracles:
         differ = [name for name in names if getattr(plan, name) != getattr(taken, name)]
         if differ or engine.steps != plan.steps:
             raise PrivacyError(
-                f"`train` took {engine.steps} steps with {_shown(taken, names)}, and the price is "
-                f"for {plan.steps} steps with {_shown(plan, names)}. Hand what the configuration "
-                "says to `make_private`, and take a step on each batch of all epochs."
+                f"`train` took {engine.steps} steps with {_shown(taken, names)}, but the "
+                f"accounting is for {plan.steps} steps with {_shown(plan, names)}. Pass the "
+                "configuration's settings to `make_private`, and take a step on each batch of "
+                "all epochs."
             )
         return value
 
@@ -519,7 +519,7 @@ def opacus_problem(
 ) -> PrivacyUtilityProblem:
     """A user's own Opacus loop as a problem for ``DPareto``: which privacy buys which utility.
 
-    Epsilon is exact and needs no training. Trainings are seeded, and promise nothing.
+    Epsilon is exact and needs no training. Trainings are seeded, and guarantee nothing.
 
     Args:
         train: ``train(engine, **config) -> utility`` in [0, 1]: makes its model private with the

@@ -41,7 +41,7 @@ class Loop:
         records: The training records.
         coins: Where batches and noise come from.
         parameters: The trained parameters, in the order of the model's.
-        setup: What tries the model on made-up records.
+        setup: What tries the model on synthetic records.
         clean: The model as it was given, without hooks.
     """
 
@@ -85,8 +85,8 @@ class Loop:
             self._counts = None
         if self.limited and self.taken >= self.plan.steps:
             raise PrivacyError(
-                f"All {self.plan.steps} steps that were priced ({self.plan.epochs} epochs) were "
-                "taken. Give more `epochs` to `make_private`, before the first step."
+                f"All {self.plan.steps} planned steps ({self.plan.epochs} epochs) were taken. "
+                "Give more `epochs` to `make_private`, before the first step."
             )
         (places,) = self.plan.draw_batches(self.coins, 1)
         self._left = places.tolist()
@@ -129,7 +129,8 @@ class Loop:
             raise PrivacyError(
                 f"The gradients are not those of the {len(counts)} rows that the loader handed "
                 "out. Call backward() once for each batch, on the loss of the model that "
-                "`make_private` returned; other batches and sums over several are not priced."
+                "`make_private` returned; other batches and sums over several batches are not "
+                "accounted for."
             )
         device = self.parameters[0].device
         found = [Gradients(rows_of(p, len(counts)), torch.float64) for p in self.parameters]
@@ -157,7 +158,7 @@ class Loop:
         self._after = [p.detach().clone() for p in self.parameters]
 
     def release(self, module: nn.Module) -> Release[nn.Module]:
-        """The trained model and what is promised for it."""
+        """The trained model and its guarantee."""
         if self.taken == 0:
             raise PrivacyError("No step was taken: there is no trained model.")
         own, given = self.trained(), dict(module.state_dict())
@@ -168,7 +169,7 @@ class Loop:
         if not same:
             raise PrivacyError(
                 "`model` is not what the last step left: another model, or weights or buffers that "
-                "something else has changed. Nothing is promised for it."
+                "something else has changed. Nothing is guaranteed for it."
             )
         plan, digest, guarantee = self.plan, None, self.plan.guarantee.simulated()
         if self.secret:
@@ -190,14 +191,15 @@ class Loop:
         plan, now = self.plan, self.parameters
         if sorted(map(id, optimizer.params)) != sorted(map(id, now)):
             raise PrivacyError(
-                "The optimizer's parameters are others than those that were made private: none may "
-                "be added, frozen or thawed in a run."
+                "The optimizer's parameters are not those that `make_private` was given: none "
+                "may be added, frozen or unfrozen during a run."
             )
         asked = (optimizer.noise_multiplier, optimizer.max_grad_norm)
         if asked != (plan.noise_multiplier, plan.clip_norm):
             raise PrivacyError(
-                f"The optimizer has another noise or clipping norm than the {plan.noise_multiplier}"
-                f" and {plan.clip_norm} that were priced; schedules of them have no price here."
+                "The optimizer has another noise or clipping norm than the "
+                f"{plan.noise_multiplier} and {plan.clip_norm} that were planned; schedules of "
+                "them are not accounted for."
             )
         pairs = zip(now, self._after, strict=True)
         if not all(torch.allclose(p, q, rtol=0, atol=0, equal_nan=True) for p, q in pairs):
@@ -275,8 +277,8 @@ class LoopOptimizer(DPOptimizer):
         """One private step, or a part of one."""
         if closure is not None:
             raise PrivacyError(
-                "`closure` would compute more gradients than were priced. Compute the loss and "
-                "call backward() before step()."
+                "`closure` would compute more gradients than are accounted for. Compute the "
+                "loss and call backward() before step()."
             )
         if self.pre_step():
             self.original_optimizer.step()

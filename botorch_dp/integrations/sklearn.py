@@ -77,7 +77,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         labels_are_public: See :func:`~botorch_dp.objectives.per_record_scores`.
         release_score: Whether to release the score of the configuration too, for a share of the
             budget.
-        unsafe_seed: Simulate with reproducible noise; nothing is promised then.
+        unsafe_seed: Simulate with reproducible noise; nothing is guaranteed then.
 
     Attributes:
         best_params_: The released configuration.

@@ -20,7 +20,7 @@ _NOISE_FLOOR = 4096
 # Rows of the posterior's factor to make room for at first; later as many again as there are.
 _FIRST_ROWS = 16
 # Choices treated at a time. With a kernel in closed form, all intermediate results of a chunk stay
-# in the processor's cache, and the choices' coordinates take up to so many numbers of it.
+# in the processor's cache, and the choices' coordinates take up to this many numbers of it.
 _CHUNK, _CHUNK_NUMBERS = 32_768, 2**18
 # GPyTorch's kernels take some tenths of a millisecond for each call.
 _CHUNK_OF_OTHER_KERNELS = 2**20

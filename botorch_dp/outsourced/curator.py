@@ -365,9 +365,9 @@ class RandomProjectionCurator(Curator):
             projection_dim=projection_dim, epsilon=epsilon, delta=delta
         )
         warnings.warn(
-            "RandomProjectionCurator promises nothing: anybody who knows all rows but one can tell "
-            "two candidates for it apart with certainty, because the release lies in the column "
-            "space of the rows. Use GaussianNoiseCurator for a guarantee.",
+            "RandomProjectionCurator guarantees nothing: whoever knows all rows but one can "
+            "tell two candidates for it apart with certainty, because the release lies in the "
+            "column space of the rows. Use GaussianNoiseCurator for a guarantee.",
             stacklevel=2,
         )
 

@@ -98,7 +98,7 @@ class ChargedProblem(PrivacyUtilityProblem):
         check_begins_once(executor)
 
     def price(self, config: Config, trainings: int = 1) -> Guarantee:
-        """What so many trainings of a config cost together."""
+        """The cost of this many trainings of a config together."""
         promise, epsilon = self.stated_promise, math.nan
         if self._adds_up:
             epsilon = self.training_guarantee(config, epsilon).epsilon(promise.delta)
@@ -114,7 +114,7 @@ class ChargedProblem(PrivacyUtilityProblem):
         return one if trainings == 1 else compose(*[one] * trainings)
 
     def bears(self, configs: Sequence[Config], trainings: int) -> bool:
-        """Whether the budget can bear so many trainings of each config, all together."""
+        """Whether the budget allows this many trainings of each config, all together."""
         if not configs:
             return True
         return self.ledger.affords(compose(*(self.price(c, trainings) for c in configs)))
@@ -122,7 +122,7 @@ class ChargedProblem(PrivacyUtilityProblem):
     def affordable(
         self, configs: Sequence[Config], trials: int, *, exact: bool = False
     ) -> list[bool]:
-        """Whether the budget can bear so many trials of a config, for each of them alone.
+        """Whether the budget allows this many trials of a config, for each of them alone.
 
         By upper bounds on their prices, which are computed for all at once, unless ``exact``.
         """

@@ -133,7 +133,7 @@ class ParetoFront:
     def shrunken(self) -> ParetoFront | None:
         """The front that the study's models expect of the same trials.
 
-        The best of many noisy trials are partly lucky. The models judge each trial by its
+        The best of many noisy trials look better than they are. The models judge each trial by its
         neighbours too, so the errors of this front are closer to the truth, and its configs do
         better when they are trained again: ``front.shrunken.reevaluate(5)``. Its values are
         expected ones, and the replicates beside them are measured. None if the front has no study,
@@ -153,8 +153,8 @@ class ParetoFront:
     def reevaluate(self, replicates: int, **options: Any) -> ParetoFront:
         """Train the configs on the front again, with fresh seeds.
 
-        The best of many noisy trials is partly luck, so the observed front looks better than its
-        configs are; the new one does not. It costs ``replicates`` trainings for each point, which
+        The observed front looks better than its configs are (selection bias); the new front does
+        not. It costs ``replicates`` trainings for each point, which
         its :attr:`guarantee` counts.
 
         Args:

@@ -30,7 +30,7 @@ _SECRET_NOISE = "the noise of each training is secret and drawn anew, whatever i
 
 _TRAINING_RECORD = PrivacyUnit("one record of the training data")
 
-#: Why a study whose trainings were seeded promises nothing.
+#: Why a study whose trainings were seeded guarantees nothing.
 SEEDED = "the noise of its trainings follows from their seeds, which the study knows"
 
 
@@ -201,7 +201,7 @@ class Trial:
         )
 
     def failed(self, error: Exception, *, trainings: int) -> Trial:
-        """The trial after so many of its trainings have begun and raised an error."""
+        """The trial after this many of its trainings have begun and raised an error."""
         return replace(
             self,
             failure=f"{type(error).__name__}: {error}",
@@ -221,8 +221,8 @@ class TrainingPromise:
             many trainings then cost less than the sum of their epsilons.
         secret_noise: Whether each training draws its noise from the operating system, and uses its
             seed for what needs no secrecy only (initial weights). Otherwise the noise follows from
-            the seed, the study promises nothing, and it can only say what a repetition with secret
-            noise would cost.
+            the seed, the study guarantees nothing, and can only state the cost of a repetition with
+            secret noise.
         trainer: Makes the :class:`~botorch_dp.training.DPTrainer` that publishes models under such
             a promise, for :class:`~botorch_dp.tuning.PrivateFit`.
     """
@@ -344,7 +344,7 @@ class PrivacyUtilityProblem:
         return replace(promised, unit=promised.unit.given(_SECRET_NOISE))
 
     def charge(self, config: Config, trainings: int, label: str) -> None:
-        """Called before so many trainings of a config begin. Here they are free.
+        """Called before this many trainings of a config begin. Here they are free.
 
         See :class:`~botorch_dp.pareto.charges.ChargedProblem`.
         """

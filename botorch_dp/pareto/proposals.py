@@ -84,7 +84,7 @@ _POLISH_TRIES = 12
 _SWITCH = 0.25
 #: Points of a sequence that are drawn, in search of configs that constraints allow.
 _MOST_DRAWN = 2**17
-#: Acquisition functions get so many points at once; their memory grows with it.
+#: Points that acquisition functions get at once; their memory grows with it.
 _CHUNK = 512
 
 
@@ -247,7 +247,7 @@ def propose(
                 refused.append(config)
         except NothingAffordableError:
             continue
-    raise NothingAffordableError("The budget cannot bear another trial of this study.")
+    raise NothingAffordableError("The budget is too small for another trial of this study.")
 
 
 def _proposed(
@@ -292,7 +292,7 @@ def _by_models(proposer: Proposer, trials: Sequence[Trial], allowed: Allowed | N
         raise NothingAffordableError
     if best is None:
         raise StudyError(
-            "The privacy oracle fails, or answers no finite epsilon >= 0, for all candidates "
+            "`privacy` raises an error, or returns no finite epsilon >= 0, for all candidates "
             f"({', '.join(sorted(proposer.known.failures))}). Call `problem.epsilon(config)` by "
             "hand to see what is wrong."
         )

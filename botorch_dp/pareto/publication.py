@@ -76,7 +76,7 @@ def _filter_composition(parts: Sequence[Guarantee], delta: float) -> Guarantee:
 
     * *Sums*, for (epsilon, delta) losses. By induction from the leaves: if the rest of the tree
       after any result ``y`` is (e - e1, d - d1)-DP, then ``P(S) <= d - d1 +
-      E_P[min(1, exp(e - e1) Q(S|y))]``, of which the first mechanism, (e1, d1)-DP, makes
+      E_P[min(1, exp(e - e1) Q(S|y))]``; the first mechanism, (e1, d1)-DP, makes
       ``P(S) <= d + exp(e) Q(S)``.
     * *One mu*, for Gaussian losses alone. Mechanism i shows a Brownian motion with drift 0 or 1 for
       another mu_i^2 units of its time. When to stop showing it may depend on what was seen; if

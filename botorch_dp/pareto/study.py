@@ -66,7 +66,7 @@ from botorch_dp.space import Config
 
 AcquisitionName = Literal["ehvi", "hvpoi", "log_hvpoi", "random", "grid"]
 
-#: So many trials that fail before any has finished are no bad luck.
+#: If this many trials fail before any has finished, the study stops.
 _MOST_FAILURES = 5
 
 
@@ -178,7 +178,7 @@ class DPareto:
         executor: Executor | None = None,
         progress: bool = False,
     ) -> ParetoFront:
-        """Propose and train until the study has so many trials.
+        """Propose and train until the study has ``trials`` trials.
 
         Ctrl-C keeps what has finished: :meth:`front` shows it, and the same call goes on. A trial
         whose training raises has failed, and what it raised is kept as ``trial.failure``.
@@ -450,7 +450,7 @@ class DPareto:
             [trial.config for trial in wanted], replicates
         ):
             raise StudyError(
-                f"The budget cannot bear {replicates} more trainings of each of the front's "
+                f"The budget is too small for {replicates} more trainings of each of the front's "
                 f"{len(wanted)} configs; nothing was trained. Ask for fewer `replicates`."
             )
         seeds = [
@@ -525,12 +525,12 @@ def _warn_of_what_is_missing(file: StudyFile, wanted: int, exhausted: bool) -> N
     """Say what a front is without; an error if the budget was too small for a single trial."""
     if exhausted and not file.count("complete"):
         raise StudyError(
-            "The budget cannot bear a single trial of what would be proposed: raise it, or "
+            "The budget is too small for a single trial of what would be proposed: raise it, or "
             "narrow the space to cheaper trainings (more noise, fewer steps)."
         )
     elif exhausted:
         warnings.warn(
-            f"The budget cannot bear another trial: the study ends with {len(file)} of "
+            f"The budget is too small for another trial: the study ends with {len(file)} of "
             f"{wanted}. This is their front.",
             stacklevel=3,
         )

@@ -209,9 +209,9 @@ class KnownObjectives:
             now = self._problem.epsilon(trial.config)
             if not math.isclose(now, trial.epsilon, rel_tol=_SAME_EPSILON):
                 raise StudyError(
-                    f"`privacy` is not the oracle that this study began with: the epsilon of trial "
-                    f"{trial.number} was {trial.epsilon:.9g} and is now {now:.9g}. Continue with "
-                    "the old oracle, or give the new one a study of its own."
+                    "`privacy` is not the function that this study began with: the epsilon of "
+                    f"trial {trial.number} was {trial.epsilon:.9g} and is now {now:.9g}. "
+                    "Continue with the old function, or start a new study."
                 )
 
     def epsilon(self, config: Config) -> float:
@@ -239,8 +239,9 @@ class KnownObjectives:
                 self._rows[key] = row if all(map(math.isfinite, row)) else (math.nan,) * len(row)
             if self.failures and not told:
                 warnings.warn(
-                    "Exact oracles fail on configs under consideration, which are not proposed: "
-                    f"{', '.join(sorted(self.failures))}. Call them by hand to see what is wrong.",
+                    "`privacy` or another exact objective raised an error for some candidates, "
+                    f"which are not proposed: {', '.join(sorted(self.failures))}. Call them by "
+                    "hand to see what is wrong.",
                     stacklevel=3,
                 )
         # Last in, last out: a config that is asked about again moves to the end.
@@ -293,8 +294,8 @@ class Surrogates:
     (:func:`refit_every`); the posterior is that of all.
 
     Of many trials models see some only: half of these are spread over all, a quarter are the
-    latest, and the others lie nearest to the front that the first half lets expect. No trial is
-    seen because of what it measured itself, so lucky ones have no preference; and what was proposed
+    latest, and the others lie nearest to the front predicted from the first half. No trial is
+    seen because of what it measured itself, so there is no selection bias; and what was proposed
     lately is seen, so it is not proposed again.
 
     Args:
@@ -415,7 +416,7 @@ def fitted_gp(
     """A Matérn-5/2 GP with a length-scale for each parameter and inferred noise, ``n x 1`` data.
 
     The noise is inferred from all trials at once rather than from the replicates of each: the
-    variance of three numbers is often tiny by luck, and such a trial would be trusted blindly.
+    variance of three numbers is often tiny by chance, and the trial would get too large a weight.
 
     Args:
         train_X: ``n x d`` codes.

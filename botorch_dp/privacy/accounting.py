@@ -2,7 +2,7 @@
 
 A batch is the set of records whose clipped gradients are added up in a step. Two ways to draw it:
 
-* ``"poisson"``: every record joins by its own coin, as in Opacus. The default is to protect against
+* ``"poisson"``: every record joins independently, as in Opacus. The default is to protect against
   a *replaced* record, the relation of everything else in this package; against an *added or
   removed* one it can be accounted for as well.
 * ``"without_replacement"``: batches of fixed size, as in [Avent2020]. One record is replaced. At

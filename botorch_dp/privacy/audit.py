@@ -82,7 +82,7 @@ class AuditReport:
         text += f" Claimed: epsilon = {rounded_up(self.claim)}, {verdict}."
         if self.claim >= self.largest_detectable:
             text += (
-                f" So many draws cannot refute more than "
+                " This number of draws cannot refute an epsilon above "
                 f"{rounded_down(self.largest_detectable, 3)}: take more."
             )
         return text

@@ -157,7 +157,7 @@ class Compartments:
 
     @classmethod
     def of(cls, budget: PrivacyBudget, summed: tuple[float, float], origin: str) -> Compartments:
-        """The two parts of ``budget``, of which ``summed`` is one."""
+        """The two parts of ``budget``; ``summed`` is one of them."""
         return cls(*summed, *budget.without(summed), origin, budget.renyi)
 
     @classmethod
@@ -270,8 +270,8 @@ class Compartments:
             own = asked if guarantee.quoted_delta is None else guarantee.quoted
             asks, counts = (f"(ε = {rounded_up(x)}, δ = {rounded_up(y)})" for x, y in (own, asked))
             why = (
-                f"{whole} cannot bear {label or guarantee.mechanism!r}, which asks for {asks}"
-                f"{'' if asks == counts else f', here {counts}'}: at most (ε = "
+                f"{whole} is too small for {label or guarantee.mechanism!r}, which costs "
+                f"{asks}{'' if asks == counts else f', here {counts}'}: at most (ε = "
                 f"{rounded_down(left[0])}, δ = {rounded_down(left[1])}) is left{for_kind}, and "
                 f"{made}."
             )

@@ -88,7 +88,7 @@ class PrivacyUnit:
     def of_person(
         cls, per_group: int, relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE
     ) -> PrivacyUnit:
-        """One person with all their records, of which at most ``per_group`` are used."""
+        """One person with all their records; at most ``per_group`` of them are used."""
         records = "1 record that is" if per_group == 1 else f"{per_group} records that are"
         return cls(f"{_OF_PERSON}{records} used", relation, (_ALL_OF_ONE,))
 
@@ -278,7 +278,7 @@ class Guarantee:
         delta *= total * (1 + 1e-12)
         if not (math.isfinite(epsilon) and delta < 1):
             raise PrivacyError(
-                f"This guarantee promises nothing to a group of {size}: its delta would be "
+                f"This guarantee says nothing about a group of {size}: its delta would be "
                 f"{rounded_up(delta, 3)}. Quote it at a smaller delta with `quoted_at`."
             )
         loss = ApproximateLoss(size * epsilon, delta) if delta else PureLoss(size * epsilon)
@@ -329,7 +329,7 @@ class Guarantee:
         return replace(self, void=None) if self.void == SIMULATED else self
 
     def simulated(self) -> Guarantee:
-        """The same mechanism run with reproducible noise: it promises nothing."""
+        """The same mechanism run with reproducible noise: it guarantees nothing."""
         return replace(self, void=SIMULATED) if self.void is None else self
 
     def quoted_at(self, delta: float) -> Guarantee:
@@ -409,8 +409,8 @@ class Guarantee:
         condition.
 
         Example:
-            >>> print(Guarantee("survey", PrivacyUnit(), (PureLoss(1.0),)).paragraph()[:66])
-            This promise protects one record of the data set. It is about what
+            >>> print(Guarantee("survey", PrivacyUnit(), (PureLoss(1.0),)).paragraph()[:68])
+            This guarantee protects one record of the data set. It is about what
         """
         return _paragraph(self)
 
@@ -475,8 +475,9 @@ def warn_large_delta(delta: float, num_records: int | None) -> None:
     if num_records is None or delta * check_integer("num_records", num_records) < 1:
         return
     warn_caller(
-        f"`delta` = {rounded_up(delta)} is not below 1 / {num_records:,}: publishing whole records "
-        "with that probability would keep the same promise. Choose a delta far below it."
+        f"`delta` = {rounded_up(delta)} is not below 1 / {num_records:,}: publishing whole "
+        "records with that probability would satisfy the same guarantee. Choose a delta far "
+        "below it."
     )
 
 
@@ -486,15 +487,15 @@ def warn_large_epsilon(epsilon: float) -> None:
     if epsilon > _LARGE_EPSILON:
         times = rounded_up(math.exp(epsilon), 2) if epsilon < 700 else "more than 1e300"
         warn_caller(
-            f"`epsilon` = {rounded_up(epsilon)} promises next to nothing: a conclusion may be "
-            f"{times} times as likely with a record as without it. From 1 to 3 is a promise worth "
-            f"making; above {_LARGE_EPSILON} none is left."
+            f"`epsilon` = {rounded_up(epsilon)} guarantees next to nothing: a conclusion may be "
+            f"{times} times as likely with a record as without it. From 1 to 3 is a meaningful "
+            f"guarantee; above {_LARGE_EPSILON} hardly any is left."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Release(Generic[T_co]):
-    """A value that may be published, with what is promised for it.
+    """A value that may be published, with its guarantee.
 
     Args:
         value: The released value.
@@ -545,7 +546,7 @@ def _paragraph(guarantee: Guarantee) -> str:
     epsilon, delta = guarantee.quoted
     if not math.isfinite(epsilon):
         return (
-            f"This output promises nothing at delta = {rounded_up(delta)}: no epsilon holds there. "
+            f"This output guarantees nothing at delta = {rounded_up(delta)}: no epsilon holds. "
             f"It was made by: {guarantee.mechanism}."
         )
     factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "more than 1e300"
@@ -554,7 +555,7 @@ def _paragraph(guarantee: Guarantee) -> str:
     guess = rounded_up(50 * (1 + guarantee.delta(0.0)), 3)
     caught = rounded_up(100 * (1 - guarantee.tradeoff(0.05)), 3)
     sentences = [
-        f"This promise protects {guarantee.protects}.",
+        f"This guarantee protects {guarantee.protects}.",
         f"It is about what anybody can learn from the output of: {guarantee.mechanism}.",
         f"Take two data sets that differ in one thing: {guarantee.unit.neighbours}.",
         f"Any conclusion that anyone draws from the output is at most {factor} times as likely for "
@@ -566,8 +567,8 @@ def _paragraph(guarantee: Guarantee) -> str:
     ]
     if guarantee.unit.conditions:
         sentences.append(
-            "The promise rests on conditions that whoever ran this has to see to, and that no "
-            f"computation has checked: {_numbered(guarantee.unit.conditions)}."
+            "The guarantee rests on conditions that no computation has checked, and that are "
+            f"the responsibility of whoever ran this: {_numbered(guarantee.unit.conditions)}."
         )
     if guarantee.assumptions:
         sentences.append(

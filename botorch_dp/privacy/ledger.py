@@ -210,7 +210,7 @@ class PrivacyLedger:
 
         Raises:
             BudgetExhausted: The budget cannot bear it. Nothing was charged.
-            PrivacyError: The guarantee promises nothing, belongs to another relation, or needs
+            PrivacyError: The guarantee guarantees nothing, belongs to another relation, or needs
                 ``delta``. Nothing was charged.
         """
         stated = _stated_cost(guarantee, delta)
@@ -500,7 +500,7 @@ def check_payment(
         check_integer("unsafe_seed", unsafe_seed, at_least=0)
         if ledger is not None:
             raise PrivacyError(
-                "`ledger` was given together with `unsafe_seed`, but simulated noise promises "
+                "`ledger` was given together with `unsafe_seed`, but simulated noise guarantees "
                 "nothing: leave one of them out."
             )
     if key is not None and ledger is None:
@@ -511,7 +511,7 @@ def _stated_cost(guarantee: Guarantee, delta: float | None) -> Cost | None:
     """The cost that the caller states by ``delta``, if any; refused where nothing is promised."""
     if guarantee.void is not None:
         raise PrivacyError(
-            f"The {guarantee.mechanism} promises nothing ({guarantee.void}): charge a mechanism "
+            f"The {guarantee.mechanism} guarantees nothing ({guarantee.void}): charge a mechanism "
             "with real noise."
         )
     return None if delta is None else stated_cost(guarantee, delta)

@@ -109,7 +109,7 @@ def laplace_mechanism(
         ledger: What the release is charged to, before noise is drawn.
         key: Names the released value in the ledger: asking again replays it, free of charge.
         label: What it is for, in public words; shown in the ledger.
-        unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
+        unsafe_seed: Simulate with reproducible noise. The release then guarantees nothing.
 
     Returns:
         A float for a float; a tensor of the same shape, dtype and device for a tensor.

@@ -108,14 +108,14 @@ class Receipt:
             guarantee = released
         if made is not None and digest_of(value) != made:
             raise PrivacyError(
-                f"This {kind_of(value)} was changed since it was made, such as by "
-                "further training or a merge of its layers, and nothing is promised for what "
-                "it is now. Make the receipt before you change it, or change a copy."
+                f"This {kind_of(value)} was changed since it was made, such as by further "
+                "training or a merge of its layers, so the guarantee no longer covers it. Make "
+                "the receipt before you change it, or change a copy."
             )
         check_choice("settings", settings, tuple(ORIGINS))
         if guarantee.void is not None:
             raise PrivacyError(
-                f"A receipt is for what is promised, and here nothing is ({guarantee.void}): run "
+                f"A receipt needs a guarantee, and this release has none ({guarantee.void}): run "
                 "it with secret noise first."
             )
         epsilon, delta = guarantee.quoted

@@ -42,8 +42,8 @@ ORIGINS: dict[str, str] = {
     "paid selection": "the settings were chosen among random ones by the mechanism itself, and "
     "epsilon includes that",
     "public copy": "the settings were tuned on public records",
-    "seeded trials": "the settings were tuned on the protected records by trials that promise "
-    "nothing: what the settings reveal is not counted",
+    "seeded trials": "the settings were tuned on the protected records by trials without a "
+    "guarantee: epsilon does not include what the settings reveal",
 }
 
 #: Sections and the types of their fields. `charge` is a section of `ledger`.

@@ -47,7 +47,7 @@ def _root_bounds(square: Fraction) -> tuple[Fraction, Fraction]:
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
-    """``value`` with at most so many significant digits, never smaller when read as a float.
+    """``value`` with at most ``digits`` significant digits, never smaller when read as a float.
 
     Example:
         >>> rounded_up(1 / 3), rounded_up(1e-5), rounded_up(-1 / 3, 2)
@@ -57,7 +57,7 @@ def rounded_up(value: float, digits: int = 4) -> str:
 
 
 def rounded_down(value: float, digits: int = 4) -> str:
-    """``value`` with at most so many significant digits, never larger when read as a float.
+    """``value`` with at most ``digits`` significant digits, never larger when read as a float.
 
     Example:
         >>> rounded_down(2 / 3), rounded_down(1e-5), rounded_down(-1 / 3, 2)

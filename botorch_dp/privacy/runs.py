@@ -5,7 +5,7 @@ and only then shows; everybody who comes later gets what was stored. One rule ma
 whoever is killed, forked or late: **a draw needs a charge under its key that no other draw has
 used**. A failure before the draw leaves its charge to the next attempt. A later failure does not,
 because what was drawn may have been seen. The first value that is stored wins: if two processes
-draw under one key in the same instant, both have paid, and both get that value.
+draw under one key in the same instant, both were charged, and both get that value.
 
 No time is stored: when a value was ready tells how long the computation before it took, and that
 may be secret, as the number of trainings of a private selection is.

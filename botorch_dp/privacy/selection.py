@@ -1,4 +1,4 @@
-r"""Private selection: many outputs of one private mechanism, of which the best one is published.
+r"""Private selection: the best of many outputs of one private mechanism is published.
 
 The *base* mechanism gives an outcome with a score: a training of a random configuration, and how
 good its model is. It runs K times, K being random and kept secret, and the outcome with the best

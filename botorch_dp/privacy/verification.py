@@ -274,7 +274,7 @@ def _check_epsilon(document: Mapping[str, Any], guarantee: Guarantee) -> list[Fi
 
 def _in_mu(guarantee: Guarantee, epsilon: float, delta: float) -> str:
     if guarantee.mu is not None:
-        return f"{rounded_up(guarantee.mu)}-Gaussian differential privacy is promised"
+        return f"{rounded_up(guarantee.mu)}-Gaussian differential privacy is stated"
     if delta == 0:
         return f"{rounded_up(pure_dp_mu(epsilon))}-Gaussian differential privacy follows"
     mu = rounded_up(gaussian_mu(epsilon, delta))
@@ -324,14 +324,14 @@ def _check_ledger(document: Mapping[str, Any], guarantee: Guarantee) -> list[Fin
         wrong.append("it is under another relation")
     many = len(set(guarantee.losses)) > MOST_PARTS
     if not many and guarantee.epsilon(budget.delta) > budget.epsilon * (1 + _ROUNDING):
-        wrong.append(f"the budget for all releases {budget} is smaller than this promise")
+        wrong.append(f"the budget for all releases {budget} is smaller than this guarantee")
     if charge is not None:
         over = charge["epsilon"] > budget.epsilon * (1 + _ROUNDING)
         if over or charge["delta"] > budget.delta * (1 + _ROUNDING):
             wrong.append("the charge exceeds the budget")
         cost = charge["epsilon"], charge["delta"], charge["mu"]
         if not many and not pays(cost, guarantee, budget):
-            wrong.append(f"line {charge['number']} was charged less than this promise costs")
+            wrong.append(f"line {charge['number']} was charged less than this guarantee costs")
     line = "no single line" if charge is None else f"line {charge['number']}"
     text = f"{line} of a ledger whose budget for all releases together is {budget}; ask to see it"
     return [Finding("contradicts", "ledger", each) for each in wrong] or [
@@ -354,7 +354,7 @@ def _check_audit(document: Mapping[str, Any], guarantee: Guarantee) -> list[Find
         return [Finding("not recomputed", "audit", text)]
     epsilon = guarantee.epsilon(delta)
     if bound > epsilon:
-        return [Finding("contradicts", "audit", f"{text}, above the promised {epsilon:.4g} there")]
+        return [Finding("contradicts", "audit", f"{text}, above the stated {epsilon:.4g} there")]
     return [Finding("agrees", "audit", f"{text}, not above {rounded_up(epsilon)}, as it says")]
 
 

@@ -128,7 +128,7 @@ class PrivateChoice:
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What the release promises, and costs: (epsilon, delta), conditional on the prior."""
+        """The guarantee and the cost of the release: (epsilon, delta), conditional on the prior."""
         return Guarantee(
             mechanism="Private choice of Kusner et al. (exponential mechanism)",
             losses=(ApproximateLoss(self.epsilon, self.delta),),
@@ -180,7 +180,7 @@ class PrivateChoice:
             num_records: Size of the validation set, to warn when ``delta`` is too large for it.
             ledger: Charged before the mean is looked at.
             label: What it is for, in public words; shown in the ledger.
-            unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
+            unsafe_seed: Simulate with reproducible noise. The release then guarantees nothing.
 
         Returns:
             The chosen row of ``choices``, with the scale ``s`` in ``exp(mean / s)``.

@@ -91,7 +91,7 @@ class LaplaceMaximum(ABC):
     @property
     @abstractmethod
     def guarantee(self) -> Guarantee:
-        """What the release promises, and costs."""
+        """The guarantee and the cost of the release."""
 
     @abstractmethod
     def utility(self, delta: float = 0.05) -> UtilityBound:
@@ -120,7 +120,7 @@ class LaplaceMaximum(ABC):
             values: The values that the search saw, in its order. Sensitive.
             ledger: Charged before ``values`` are looked at.
             label: What it is for, in public words; shown in the ledger.
-            unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
+            unsafe_seed: Simulate with reproducible noise. The release then guarantees nothing.
         """
         check_tensor("values", values, shape=("T",), finite=False)
         warn_if_drowned(self.utility())
@@ -265,7 +265,7 @@ class PrivateMaximum(PriorMaximum):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What the release promises, and costs: (epsilon, delta), conditional on the prior."""
+        """The guarantee and the cost of the release: (epsilon, delta), conditional on the prior."""
         published = (
             "the noise of the best observed value is bounded like that of one step, as in the "
             "published proof (edition 'union_bound' does without)",
@@ -357,7 +357,7 @@ class NoiseFreeMaximum(PriorMaximum):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What the release promises, and costs: (epsilon, delta), conditional on its constants."""
+        """The guarantee and the cost: (epsilon, delta), conditional on its constants."""
         return self._promise(
             "Private noise-free maximum",
             ApproximateLoss(self.epsilon, self.delta),
@@ -408,7 +408,7 @@ class LipschitzMaximum(LaplaceMaximum):
     at ``w = 0``, not of two records' scores from each other. With ``1 / (1 + exp(-z))`` as the
     normalized sigmoid (``L = 1/4``; the paper prints neither) and a flipped label at ``lambda = 1``
     the true epsilon is 1.85 times the stated one. ``edition="icml2015"`` computes with it and
-    promises nothing.
+    guarantees nothing.
 
     Args:
         epsilon: The privacy parameter.
@@ -481,7 +481,7 @@ class LipschitzMaximum(LaplaceMaximum):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What the release promises, and costs: pure epsilon-DP, conditional on the constants."""
+        """The guarantee and the cost: pure epsilon-DP, conditional on the constants."""
         void = None
         if self.edition == "icml2015":
             void = (

@@ -382,7 +382,7 @@ class _PrivateOptimizer(ABC):
                 values, with mode 0600, and one process at a time may hold it.
             ledger: Charged for both releases before the objective is first called.
             label: What it is for, in public words; shown in the ledger.
-            unsafe_seed: Simulate with reproducible noise. The releases then promise nothing.
+            unsafe_seed: Simulate with reproducible noise. The releases then guarantee nothing.
         """
         check_callable("objective", objective)
         check_payment(ledger, unsafe_seed=unsafe_seed)

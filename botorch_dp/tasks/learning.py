@@ -105,7 +105,7 @@ def adult_logistic_sgd(
         data: ``"adult"``, or ``"breast_cancer"``, which is always at hand.
         replicates: Trainings whose accuracies one trial averages (10 in the paper).
         publish: Whether to train with noise from the operating system instead of seeds, for a study
-            that is paid for (``DPareto(budget=...)``).
+            with a budget (``DPareto(budget=...)``).
 
     Example:
         >>> problem = adult_logistic_sgd(data="breast_cancer")

@@ -27,7 +27,7 @@ from botorch_dp.training.networks import is_correct
 from botorch_dp.training.plain_layers import with_plain_layers
 from botorch_dp.training.records import Records, TrainTest, synthetic_records
 
-#: Records are scored together in so many calls, the last ones on synthetic records.
+#: Number of calls in which records are scored together, the last ones on synthetic records.
 _TOGETHER = 256
 #: Errors of the machine, which say nothing about a record.
 _OF_THE_MACHINE = (OSError, MemoryError)

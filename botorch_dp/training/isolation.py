@@ -37,7 +37,7 @@ _BATCH = 6
 #: that takes the wrong dimension for the batch shows it where the two are equal.
 _BATCH_SIZES = (1, 2, 5)
 _LARGEST_BATCH = 64
-#: Classes of sequences with huge vocabularies are tried up to so many outputs.
+#: Largest number of outputs for which all classes of a sequence are tried.
 _MOST_NUMBERS = 2**25
 #: How far rounding may move what must not move, in clipping norms.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -181,10 +181,10 @@ def check_contributions(
                 (found,) = engine.clipped_sums(batches, clip_norm=1.0).sums
             except RuntimeError as error:
                 raise ValueError(
-                    "The gradients of single records cannot be computed together: torch.func.vmap "
-                    f"refuses the model or its loss ({error}). Write it without values that decide "
-                    "what is computed (if, item, nonzero), without torch.utils.checkpoint, and "
-                    "with layers that vmap knows."
+                    "The gradients of single records cannot be computed together: "
+                    f"torch.func.vmap refuses the model or its loss ({error}). Write it without "
+                    "data-dependent control flow (if, item, nonzero), without "
+                    "torch.utils.checkpoint, and with layers that vmap supports."
                 ) from error
             return found.double()
 
@@ -279,11 +279,12 @@ def check_evaluation(model: nn.Module, data: TrainTest, *, random_weights: bool 
                 together, alone, rtol=0.0, atol=_SAME_OUTPUT * scale, equal_nan=True
             ):
                 raise PrivacyError(
-                    "The model mixes the records of a batch in evaluation mode (`model.eval()`), "
-                    "or changes with each call: on random data, the result for a record in a "
-                    "batch was not that for the record alone. What it says about one record would "
-                    "then depend on other ones. Take out what compares the records of a batch, "
-                    "such as a mean over them or the scales of dynamic quantization."
+                    "The model mixes the records of a batch in evaluation mode "
+                    "(`model.eval()`), or changes with each call: on random data, the result "
+                    "for a record in a batch was not that for the record alone. Its output for "
+                    "one record would then depend on other records. Remove what compares the "
+                    "records of a batch, such as a mean over them or the scales of dynamic "
+                    "quantization."
                 )
 
 

@@ -21,7 +21,7 @@ def plan_with_norm(trainer: DPTrainer, settings: TrainingSettings) -> TrainingPl
     assumed: TrainingSettings = {**settings}
     assumed["feature_norm"] = math.sqrt(other.setup.num_features)
     plan = other.plan(**assumed)
-    found = "It is the norm of a record, which the distance and the clipping norm will follow."
+    found = "It is the norm of a record, which the step scale and the clipping norm will follow."
     return replace(plan, notes=(f"{ranges} {found}", *plan.notes))
 
 

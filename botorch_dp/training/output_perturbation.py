@@ -34,7 +34,7 @@ _CHUNK = 2_000_000
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PerturbedModel(Release[nn.Module]):
-    """Logistic regression with noise on its weights, and what is promised for it.
+    """Logistic regression with noise on its weights, and its guarantee.
 
     The ``value`` scores records that were scaled as in training; see
     :meth:`OutputPerturbedLogisticRegression.scaled`. Its guarantee has the status ``"none"`` unless
@@ -148,7 +148,7 @@ class OutputPerturbedLogisticRegression:
             noise_std: Standard deviation of the noise on each weight.
             seed: Seed of the permutation and, unless published, of the noise.
             publish: Draw the noise through OpenDP from the operating system's entropy, in double
-                precision. Without it the model is for tuning and promises nothing.
+                precision. Without it the model is for tuning and guarantees nothing.
             ledger: Charged before a record is read. Only with ``publish=True``.
             key: Names the published weights in the ledger: asked again, they are replayed
                 free of charge.

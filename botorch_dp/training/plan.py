@@ -272,15 +272,14 @@ class TrainingPlan:
             raise PrivacyError(f"No model can be published. {self.unpublishable}")
         if self.noise_multiplier == 0:
             raise PrivacyError(
-                "`noise_multiplier` is 0, which promises nothing, so the model cannot be published "
+                "`noise_multiplier` is 0, so nothing is guaranteed, and no model can be published "
                 "as private. Choose a positive one, or train under a seed without publishing."
             )
         least = SMALLEST_PUBLISHED_NOISE * self.relation.sum_sensitivity
         if self.noise_multiplier < least:
             raise PrivacyError(
                 f"`noise_multiplier` must be at least {least} to publish, got "
-                f"{self.noise_multiplier}: less noise drowns in rounding, and promises nothing "
-                "worth having."
+                f"{self.noise_multiplier}: less noise would be lost in rounding."
             )
         if self.most_in_batch > LARGEST_PUBLISHED_BATCH:
             what = "`batch_size`" if self.per_group is None else "`batch_size` times `per_group`"

@@ -29,11 +29,11 @@ GRID_EXPONENT = -24
 #: Poisson batch of 80,000 expected records will ever hold (35 standard deviations).
 ROUNDING_SLACK = 2e-6
 
-#: Noise is drawn for so many numbers at once: what is computed on the way stays in the cache.
+#: Numbers for which noise is drawn at once, so that intermediate results stay in the cache.
 _CHUNK = 2**14
-#: Batches are drawn together that take at most so many bytes: these stay in the cache, too.
+#: Largest number of bytes of batches that are drawn together, to stay in the cache.
 _BYTES_AT_ONCE = 2**18
-#: Where fewer than one in so many are chosen, drawing their numbers is faster than asking each.
+#: Below one record in this many, drawing their numbers is faster than a coin for each record.
 _FEW_OF = 32
 #: So many bytes of the operating system go into each long sequence.
 _STRETCHED = 32
@@ -123,7 +123,7 @@ class Randomness(Protocol):
 
 
 class SeededRandomness:
-    """Pseudorandom numbers from a seed, for tuning: a model trained with them promises nothing.
+    """Pseudorandom numbers from a seed, for tuning: a model trained with them guarantees nothing.
 
     Args:
         seed: Any non-negative integer; each bit counts.

@@ -69,7 +69,7 @@ _QUARTILES = (0.25, 0.5, 0.75)
 _WANTED_RANKS, _SPENT = 0.02, (0.02, 0.3)
 #: Beyond this rank error quantiles say little.
 _USELESS_RANKS = 0.2
-#: Knots begin at a quantile between these two. A range reaches so many distances from the median
+#: Knots begin at a quantile between these two. A range reaches this many distances from the median
 #: to a quartile, each at least this part of the distance between quartiles.
 _TAIL, _WIDTHS, _FLAT = (0.025, 0.2), 3.0, 0.25
 _OWN_VALUES = (
@@ -104,7 +104,7 @@ class Ranges:
         return np.array([high for _, high in self.ends()])
 
     def ends(self, widths: float = _WIDTHS) -> list[tuple[float, float]]:
-        """``(lower, upper)`` of each column, so many times as far from the median as quartiles."""
+        """``(lower, upper)`` of columns, ``widths`` times as far from the median as quartiles."""
         low, middle, high = self.quartiles.T
         least = _FLAT * (high - low) + 1e-9 * np.abs(middle) + 1e-12
         lower = middle - widths * np.maximum(middle - low, least)
@@ -139,7 +139,7 @@ def rank_error(
 
 @dataclass(frozen=True)
 class RangesPlan:
-    """What :func:`private_ranges` would spend on so many columns, and how close it would come.
+    """The budget share of :func:`private_ranges`, and how accurate its quantiles will be.
 
     Args:
         num_records: How many records there are.
@@ -237,12 +237,12 @@ def private_ranges(
         mu: The privacy parameter; give this, or ``epsilon`` and ``delta``.
         epsilon: Target epsilon, with ``delta``.
         delta: Target delta, with ``epsilon``.
-        pieces: Release so many plus one knots of each column, too, at no further cost.
+        pieces: Release ``pieces + 1`` knots of each column, too, at no further cost.
         unit: Whom it protects. If records may be added or removed, their number counts as public.
         ledger: Charged before a record is read.
         key: Names the released ranges in the ledger: asking again replays them, free of charge.
         label: What it is for, in public words; shown in the ledger.
-        unsafe_seed: Simulate with reproducible noise. The release then promises nothing.
+        unsafe_seed: Simulate with reproducible noise. The release then guarantees nothing.
 
     Example:
         >>> X = torch.randn(5000, 3, dtype=torch.double) * 10 + 1000
@@ -277,7 +277,7 @@ def release_ranges(
     unsafe_seed: int | None = None,
     delta: float | None = None,
 ) -> Release[Ranges]:
-    """:func:`private_ranges` of a table of this shape, which is read when it is paid for.
+    """:func:`private_ranges` of a table of this shape, which is read after the charge.
 
     With ``delta`` a ledger is charged as for a training: the (epsilon, delta) of it.
     """
@@ -350,7 +350,7 @@ def sorted_columns(table: NDArray[Any]) -> list[tuple[Array, int]]:
 
 
 def bin_counts(columns: list[tuple[Array, int]], edges: Array) -> Array:
-    """How many records are in each bin, ``d x (k + 1)``, of which the first has the missing ones.
+    """How many records are in each bin, ``d x (k + 1)``; missing values are in the first.
 
     Args:
         columns: From :func:`sorted_columns`.

@@ -167,7 +167,7 @@ class DatasetRecords:
     Args:
         dataset: Has a length, and gives for a place ``(inputs, target)``, or a mapping with inputs
             by name and ``labels``, or several inputs and a target; see :func:`split`.
-        like: A public or made-up record: names, shapes and types of every one. Other names than
+        like: A public or synthetic record: names, shapes and types of every one. Other names than
             these are left out.
         num_classes: As for :class:`TrainingRecords`.
     """
@@ -362,7 +362,7 @@ def datasets_of(data: object, like: Any) -> tuple[DatasetRecords, DatasetRecords
 
     Args:
         data: What was given.
-        like: An example of a record, which is public or made up; see :class:`DatasetRecords`.
+        like: An example of a record, which is public or synthetic; see :class:`DatasetRecords`.
     """
     given: tuple[Any, ...]
     if isinstance(data, tuple):
@@ -395,9 +395,9 @@ def datasets_of(data: object, like: Any) -> tuple[DatasetRecords, DatasetRecords
         example = _form_of_tensors(dataset) if like is None else like
         if example is None:
             raise PrivacyError(
-                f"Nothing public says which form the records of the {name} data set have, and the "
-                "first of them is as secret as any other. Pass `like=`, a made-up record that all "
-                "have the names, shapes and types of, such as (torch.zeros(3), 0) or "
+                f"Nothing public says which form the records of the {name} data set have, and "
+                "the first of them is as secret as any other. Pass `like=`, a synthetic record "
+                "that all have the names, shapes and types of, such as (torch.zeros(3), 0) or "
                 "{'input_ids': torch.zeros(64).long(), 'labels': 0}."
             )
         found.append(DatasetRecords(dataset, example))

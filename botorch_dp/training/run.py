@@ -187,7 +187,7 @@ class TrainingRun:
         self._stock(torch.from_numpy(places), torch.from_numpy(sizes.copy()))
 
     def _stock(self, places: Tensor, sizes: Tensor) -> None:
-        """Queue batches: indices ``b x R x m``, of which the first ``sizes`` (``b x R``) count.
+        """Queue batches: indices ``b x R x m``; the first ``sizes`` (``b x R``) count.
 
         Each step gets the shape of its longest batch: on average, batches of one replicate are no
         longer than batches of fixed size.

@@ -88,7 +88,7 @@ class TrainingDiagnostics:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Trained(Release[nn.Module]):
-    """A trained model, which is the ``value`` of this release, and what is promised for it.
+    """A trained model, which is the ``value`` of this release, and its guarantee.
 
     The guarantee covers the model (and every state it went through), nothing else: the accuracy is
     computed from the test records and is sensitive. Its status is ``"none"`` unless the model was
@@ -134,7 +134,7 @@ class Trained(Release[nn.Module]):
     def epsilon(self) -> float:
         """The cost at ``plan.delta``, had the noise been secret.
 
-        For tuning: a run under a seed promises nothing itself, and its guarantee says so.
+        For tuning: a run under a seed guarantees nothing itself, and its guarantee says so.
         """
         return self.guarantee.nominal.epsilon(self.plan.delta)
 
@@ -157,7 +157,7 @@ class DPTrainer:
     .. math:: g = \frac1m \Big( \sum_i \nabla_i \min(1, L / \|\nabla_i\|) + N(0, (z L)^2 I) \Big)
 
     with ``z = noise_multiplier``, over the clipping norm as in Opacus. Batches are Poisson-sampled
-    [Abadi2016]: each record joins by its own coin. ``sampling="without_replacement"`` draws batches
+    [Abadi2016]: each record joins independently. ``sampling="without_replacement"`` draws batches
     of fixed size, as Algorithms 3 and 4 of [Avent2020] do; the same noise then costs more. Batches
     are drawn independently at each step; there are no shuffled epochs.
 
@@ -222,15 +222,15 @@ class DPTrainer:
         engine: ``"fused"``, ``"ghost"``, ``"per_record"``, or ``"auto"`` for the first of them that
             applies; or ``"opacus"``.
         metric: Takes the outputs and targets of the test records and returns the utility that
-            :attr:`Trained.accuracy` reports. It is tried at once, on made-up values.
-        like: For data sets: a public or made-up record, which shows the names, shapes and types of
+            :attr:`Trained.accuracy` reports. It is tried at once, on synthetic values.
+        like: For data sets: a public or synthetic record, which shows names, shapes and types of
             every record. A record of another form, or length, counts as zero. Not needed for a
             ``TensorDataset``, whose tensors have types and shapes.
         groups: Whose each training record is, where people have several: a number or a text for
             each. A person with all of their records is then protected, and ``batch_size`` counts
             people; see :mod:`botorch_dp.groups`.
         per_group: How many records of a person are used at most; 16 unless given. It does not
-            change the noise; a step takes the time of so many records.
+            change the noise; a step takes the time of that many records.
 
     Example:
         >>> import torch
@@ -486,11 +486,11 @@ class DPTrainer:
             space: Settings of a training: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
                 ``target_epsilon`` (the noise is then solved for), ``batch_size``, ``epochs``.
             epsilon: In place of a space: the range of epsilons, such as ``Real(0.1, 8.0,
-                log=True)``. Nothing else is searched: each epsilon is one training (or so many as
+                log=True)``. Nothing else is searched: each epsilon is one training (or as many as
                 ``replicates`` says) with the settings that :meth:`fit` chooses for it.
             replicates: Trainings whose utilities one trial averages.
             publish: Whether to train with noise from the operating system instead of seeds, for a
-                study that is paid for (``DPareto(budget=...)``).
+                study with a budget (``DPareto(budget=...)``).
             ref_point: The (epsilon, error) that counts as worthless.
             name: How a stored study recognizes the problem.
             settings: Those that are the same in all trainings.
@@ -576,13 +576,13 @@ class DPTrainer:
 
 
 def _trained(setup: Setup, run: TrainingRun, *, publish: bool = False) -> list[Trained]:
-    """The models of a run, and what is promised for them."""
+    """The models of a run, and their guarantees."""
     plan = run.plan
     guarantee = plan.guarantee if publish else plan.guarantee.simulated()
     if run.step < plan.steps:
         warn_caller(
             f"The training was stopped{' for good' if publish else ''} after {run.step} of "
-            f"{plan.steps} steps. Its price, also in a ledger, is that of all {plan.steps}. "
+            f"{plan.steps} steps. Its cost, also in a ledger, is that of all {plan.steps} steps. "
             "With `checkpoint=`, the same call goes on after Ctrl-C."
         )
     groups, unusable = setup.groups, setup.records.unusable

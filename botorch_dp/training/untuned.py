@@ -1,4 +1,4 @@
-r"""Settings of a training from public numbers: nothing is tuned, and no record is read.
+r"""Default settings of a training, from public numbers: no record is read.
 
 The rule takes the number of records and of weights, the depth of the model and the norm of a
 record's features, and gives what :class:`~.trainer.DPTrainer` needs. It rests on steps whose length
@@ -19,8 +19,8 @@ there is noise to save: its clipping norm rises, up to ``R'``, until the noise o
 about ``D`` altogether, in all directions alike, and a steady gradient as long as the noise moves
 them by ``D sqrt(T)``. Each of ``p`` weights gets noise of ``D / sqrt(p)``, so that a unit whose
 input is ``R'`` long gets noise of ``D R' / sqrt(p)``. Less than that leaves scores, or the units of
-a network, about where they began; much more drowns what hidden units say, and a training does not
-come to rest. Scores shall get two units of noise, targets of about unit size half a unit, and the
+a network, about where they began; much more dominates the hidden units, and a training does not
+converge. Scores shall get two units of noise, targets of about unit size half a unit, and the
 ``L`` layers of a network share it in squares: ``D = 2 sqrt(p / L) / R'`` and a quarter of that.
 Distances without ``p`` were tried before: they lost 0.05 on wide networks where epsilon is small.
 

@@ -137,8 +137,8 @@ def _least_noise_of_event(
         high *= 2
         if high > _MOST_NOISE:
             raise PrivacyError(
-                "No noise keeps a training to what the budget leaves to it: the event that "
-                "`mechanism` describes has a price that does not fall with its noise multiplier."
+                "No noise multiplier keeps a training within the budget: the epsilon of the "
+                "event that `mechanism` describes does not fall with its noise multiplier."
             )
     low = high / 2
     while low > _LEAST_NOISE and keeps(low):

@@ -178,9 +178,9 @@ class PrivateFit(PrivateSelection[Any]):
         check_choice("test_records", test_records, ("sensitive", "public", "training"))
         if test_records != "public" and self.trainer.metric is not accuracy:
             raise PrivacyError(
-                "`test_records` that are sensitive need a score of known sensitivity: the trainer "
-                "has a metric of its own, of which nobody knows how far one record moves it. Use "
-                "the trainer's default metric, or public test records."
+                "`test_records` that are sensitive need a score of known sensitivity, and the "
+                "sensitivity of the trainer's own metric is not known. Use the trainer's "
+                "default metric, or public test records."
             )
         wanted = test_records == "sensitive" and setup.groups is not None
         if (test_groups is not None) != wanted:
@@ -320,7 +320,7 @@ class PrivateFit(PrivateSelection[Any]):
     def _rehearse_training(
         self, config: Config, noise_multiplier: float, *, seed: int | None = None
     ) -> tuple[dict[str, Tensor], float]:
-        """A pass over a few made-up records, which raises what a training would raise."""
+        """A trial run on a few synthetic records, which raises what a training would raise."""
         plan = self._plan_of(config)
         size = min(plan.num_records, 2 * plan.batch_size)
         generator = torch.Generator().manual_seed(0)

@@ -48,7 +48,7 @@ from botorch_dp.tuning.routes.base import (
     SearchSettings,
 )
 
-_CHOSEN = "the space, the bounds and the settings were chosen without the records"
+_CHOSEN = "you chose the search space, the bounds and the settings without looking at the records"
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ class PrivateSearch:
     r"""Tune on records that must not leak: one call, one released configuration, one guarantee.
 
     ``mean_i clip(score_i(config), lo, hi)`` is minimized (or maximized) over a
-    :class:`~botorch_dp.space.SearchSpace`. :meth:`plan` says the route, the price and the noise
+    :class:`~botorch_dp.space.SearchSpace`. :meth:`plan` says the method, the cost and the noise
     before anything is read:
 
     - *selection* costs a pure epsilon: permute-and-flip [McKenna2020] on the mean scores of
       ``evaluations`` configurations that fill the space, the middle of it and the ``incumbent`` of
       ``record_scores``, a configuration, among them. It is taken for up to two numbers (four with
       an incumbent, as estimators have one), where there is nothing but categories, under
-      constraints, for scores that are no mean over records (AUC, F1), and for models whose losses
-      jump (trees and their ensembles, neighbours, networks);
+      constraints, for scores that are no mean over records (AUC, F1), and for models with
+      piecewise constant losses (trees and their ensembles, neighbours, networks);
     - *slope* costs a pure epsilon: categories are chosen by permute-and-flip, then slopes of
       regions are released (see :mod:`~botorch_dp.tuning.routes.slope`). It is taken without a
       delta, and with one where ``n mu / sqrt(d)`` is at most 11;
@@ -131,7 +131,7 @@ class PrivateSearch:
         groups: Whose each record is, where people have several: one identifier for each. A person
             with all records is then protected, by the mean of their clipped scores.
         per_group: How many records of a person are used at most; 16 unless given.
-        unsafe_seed: Simulate with reproducible noise. The result then promises nothing.
+        unsafe_seed: Simulate with reproducible noise. The result then guarantees nothing.
 
     Example:
         >>> search = PrivateSearch(
@@ -176,7 +176,7 @@ class PrivateSearch:
             )
         if n is None:
             raise ValueError(
-                "`num_records` is needed: the noise and the route depend on how many records the "
+                "`num_records` is needed: the noise and the method depend on how many records the "
                 "scores are averaged over, which is public under replace-one."
             )
         if n == 1:

@@ -1,4 +1,4 @@
-"""Many secret trainings by anybody's trainer, of which the best one is published.
+"""Many secret trainings by anybody's trainer; the best one is published.
 
 :mod:`botorch_dp.privacy.selection` has the proofs, :mod:`.calibration` the noise of each training,
 and :mod:`.trials` makes them. None of them knows how a training works.
@@ -230,9 +230,9 @@ class PrivateSelection(Generic[Artifact]):
         num_scored: How many records a score is the mean of, unless they are public.
         relation: What events are accounted under: add-or-remove-one or replace-one. A ``DPSGD``
             has its own.
-        rehearsal: The same as ``train``, on public or made-up records.
+        rehearsal: The same as ``train``, on public or synthetic records.
         unsafe_seed: Simulate with reproducible noise: ``train`` is called with ``seed=``, too. The
-            result then promises nothing.
+            result then guarantees nothing.
 
     Example:
         >>> from botorch_dp import PrivacyBudget, PrivateSelection, Real, SearchSpace

@@ -131,7 +131,7 @@ def test_a_run_in_memory_cannot_join_a_file_nor_change_files(tmp_path: Path) -> 
         with pytest.raises(PrivacyError, match=r"from the first step on.*begun in /"):
             stored.run(checkpoint=tmp_path / "other")
         (tmp_path / "run").unlink()
-        with pytest.raises(PrivacyError, match="is of another run by now"):
+        with pytest.raises(PrivacyError, match="belongs to another run now"):
             stored.step()
 
 

@@ -24,7 +24,7 @@ def paper_grid() -> torch.Tensor:
 
 
 def silent_curator(*args, **kwargs) -> RandomProjectionCurator:
-    with pytest.warns(UserWarning, match="promises nothing"):
+    with pytest.warns(UserWarning, match="guarantees nothing"):
         return RandomProjectionCurator(*args, **kwargs)
 
 

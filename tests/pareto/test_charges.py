@@ -127,7 +127,7 @@ class TestPaying:
         if acquisition == "grid":
             front = tried.run(wanted)
         else:
-            with pytest.warns(UserWarning, match="The budget cannot bear another trial"):
+            with pytest.warns(UserWarning, match="The budget is too small for another trial"):
                 front = tried.run(wanted, initial=6)
         ledger = tried.ledger
         assert ledger is not None
@@ -142,7 +142,7 @@ class TestPaying:
             assert left < 1.2 / 5.0
 
     def test_no_first_trial_takes_it_all(self) -> None:
-        with pytest.warns(UserWarning, match="cannot bear another"):
+        with pytest.warns(UserWarning, match="is too small for another"):
             front = study(budget=PrivacyBudget(3.0, 1e-6)).run(400)
         assert len(front.trials) > 4
         mus = [1 / trial.config["noise"] for trial in front.trials]
@@ -163,7 +163,7 @@ class TestPaying:
         log = tmp_path / "log"
         tried = study(Trains(str(log)))
         front = tried.run(4)
-        with pytest.raises(StudyError, match="cannot bear 1000 more trainings"):
+        with pytest.raises(StudyError, match="is too small for 1000 more trainings"):
             front.reevaluate(1000)
         assert began(log) == 4
 
@@ -204,14 +204,14 @@ class TestPaying:
         ledger.charge(gaussian_guarantee(sensitivity=1.0, mu=math.sqrt(left) * 0.999999))
         with (
             study(storage=tmp_path / "s", budget=ledger) as second,
-            pytest.warns(UserWarning, match="cannot bear another"),
+            pytest.warns(UserWarning, match="is too small for another"),
         ):
             second.run(6)
             assert second.trials[2].failure_type == "BudgetExhausted"
             assert second.trials[2].num_trainings == 0 and len(second.trials) == 3
 
     def test_too_little_for_anything(self) -> None:
-        with pytest.raises(StudyError, match="cannot bear a single trial"):
+        with pytest.raises(StudyError, match="is too small for a single trial"):
             study(budget=PrivacyBudget(1e-3, 1e-9)).run(4)
 
 
@@ -228,7 +228,7 @@ def test_whatever_bounds_say_nothing_starts_beyond_the_budget(factor: float) -> 
     )
     budget = PrivacyBudget(12.0, 1e-4)
     tried = DPareto(counted, budget=budget, seed=0, candidates=64)
-    with pytest.warns(UserWarning, match="cannot bear another trial"):
+    with pytest.warns(UserWarning, match="is too small for another trial"):
         tried.run(60, initial=4)
     assert all(trial.state == "complete" for trial in tried.trials)
     spent, _ = tried.ledger.spent()  # type: ignore[union-attr]
@@ -279,7 +279,7 @@ class TestForms:
         loss_epsilon = Guarantee("", PrivacyUnit(relation=loss.relation), (loss,)).epsilon(1e-6)
         assert budget_for(BUDGET, self.loss(loss)).renyi
         tried = DPareto(self.loss(loss), budget=BUDGET, acquisition="random", seed=0)
-        with pytest.warns(UserWarning, match="cannot bear another"):
+        with pytest.warns(UserWarning, match="is too small for another"):
             front = tried.run(500)
         # Sums of epsilons would bear far fewer.
         assert len(front.trials) > 2 * BUDGET.epsilon / loss_epsilon
@@ -292,7 +292,7 @@ class TestForms:
         trained = self.loss(loss)
         trained.privacy = lambda config: alone
         tried = DPareto(trained, budget=ledger, acquisition="random", seed=0)
-        with pytest.warns(UserWarning, match="cannot bear another"):
+        with pytest.warns(UserWarning, match="is too small for another"):
             assert len(tried.run(9).trials) == 2
         assert [(entry.epsilon, entry.delta) for entry in ledger.entries()] == [(alone, 1e-6)] * 2
 
@@ -306,7 +306,7 @@ class TestForms:
         tried = DPareto(
             self.loss(ApproximateLoss(1.0, 1e-8)), budget=BUDGET, acquisition="random", seed=0
         )
-        with pytest.warns(UserWarning, match="cannot bear another"):
+        with pytest.warns(UserWarning, match="is too small for another"):
             assert len(tried.run(50).trials) == 8
 
 
@@ -488,7 +488,7 @@ class TestAudit:
 
     def epsilon_drawn(self, folder: Path) -> float:
         log = folder / "log"
-        with pytest.warns(UserWarning, match="cannot bear another"):
+        with pytest.warns(UserWarning, match="is too small for another"):
             study(Trains(str(log)), self.budget, replicates=3).run(200)
         mu = math.hypot(*(1 / float(noise) for noise in log.read_text().split()))
         return gaussian_epsilon(mu, self.budget.delta)

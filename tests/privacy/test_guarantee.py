@@ -309,7 +309,7 @@ class TestGroups:
             assert exact <= pair.delta(epsilon)
 
     def test_refuses_what_promises_nothing(self) -> None:
-        with pytest.raises(PrivacyError, match="promises nothing to a group of 40"):
+        with pytest.raises(PrivacyError, match="says nothing about a group of 40"):
             promise(ApproximateLoss(1.0, 1e-6)).for_group(40)
         with pytest.raises(ValueError, match="`size`"):
             promise(PureLoss(1.0)).for_group(0)
@@ -376,7 +376,7 @@ def test_pure_epsilons_add_up_to_no_less_than_their_sum() -> None:
 
 
 def test_a_budget_above_10_is_warned_of_once_with_its_odds() -> None:
-    with pytest.warns(UserWarning, match=r"`epsilon` = 20.5 promises next to nothing: .* 8e\+08"):
+    with pytest.warns(UserWarning, match=r"`epsilon` = 20.5 guarantees next to nothing: .* 8e\+08"):
         PrivacyBudget(20.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

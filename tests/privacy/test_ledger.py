@@ -213,7 +213,7 @@ def test_trading_compartments_is_unsound_and_refused() -> None:
 
 def test_worthless_guarantees_are_refused() -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
-        with pytest.raises(PrivacyError, match="promises nothing"):
+        with pytest.raises(PrivacyError, match="guarantees nothing"):
             ledger.charge(pure(0.1).simulated())
         with pytest.raises(ValueError, match="`delta`"):
             ledger.charge(pure(0.1), delta=math.nan)
@@ -375,13 +375,13 @@ def test_a_refusal_speaks_of_the_users_epsilon_and_of_what_is_left() -> None:
         with pytest.raises(BudgetExhausted) as refused:
             laplace_mechanism(0.5, sensitivity=1.0, epsilon=0.5, ledger=ledger, label="a mean")
         assert str(refused.value).startswith(
-            "The budget (ε = 2, δ = 1e-05) cannot bear 'a mean', which asks for (ε = 0.5, δ = 0): "
-            "at most (ε = 0.4, δ = 5e-06) is left for releases without Gaussian noise, and 1 "
+            "The budget (ε = 2, δ = 1e-05) is too small for 'a mean', which costs (ε = 0.5, δ = 0)"
+            ": at most (ε = 0.4, δ = 5e-06) is left for releases without Gaussian noise, and 1 "
             "charge was made. No record was read this time"
         )
         with pytest.raises(BudgetExhausted) as refused:
             gaussian_mechanism(0.5, sensitivity=1.0, epsilon=2.0, delta=1e-7, ledger=ledger)
-        assert "asks for (ε = 2, δ = 1e-07), here (ε = 1.65" in str(refused.value)
+        assert "costs (ε = 2, δ = 1e-07), here (ε = 1.65" in str(refused.value)
         assert "at most (ε = 1, δ = 5e-06) is left for Gaussian noise" in str(refused.value)
 
 

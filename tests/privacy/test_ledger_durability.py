@@ -215,7 +215,7 @@ def test_fork_cannot_spend_a_ledger_in_memory_twice() -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0)) as ledger:
 
         def charge() -> None:
-            with pytest.raises(PrivacyError, match="is a fork"):
+            with pytest.raises(PrivacyError, match="forked process"):
                 ledger.charge(pure(0.5))
 
         assert succeeded(in_child(charge))

@@ -44,7 +44,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         PrivacyLedger()
     with pytest.raises(TypeError, match="`path`"):
         PrivacyLedger(PrivacyBudget(1.0))  # type: ignore[arg-type]
-    with pytest.raises(PrivacyError, match="not exist: create it"):
+    with pytest.raises(PrivacyError, match="does not exist: create"):
         PrivacyLedger(tmp_path / "missing" / "a.ledger", PrivacyBudget(1.0))
     with pytest.raises(PrivacyError, match="not a file"):
         PrivacyLedger(tmp_path, PrivacyBudget(1.0))

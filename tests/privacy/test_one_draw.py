@@ -397,7 +397,7 @@ def test_one_holder_by_any_name(tmp_path: Path) -> None:
         with pytest.raises(PrivacyError, match="in use"):
             Run(path, what="a test", settings={})
         fork = in_fork(lambda: run.put(x=1))
-        assert "belongs to the process that opened it" in str(fork)
+        assert "was opened by the parent of this forked process" in str(fork)
         run.put(x=2)
     with Run(path, what="a test", settings={}) as run:
         assert run.get("x") == 2

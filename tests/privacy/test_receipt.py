@@ -183,7 +183,7 @@ def test_fixed_batches_have_an_upper_bound_in_other_units() -> None:
 @pytest.mark.parametrize(
     ("losses", "words"),
     [
-        ((GaussianLoss(0.3), GaussianLoss(0.4)), "0.5-Gaussian differential privacy is promised"),
+        ((GaussianLoss(0.3), GaussianLoss(0.4)), "0.5-Gaussian differential privacy is stated"),
         ((PureLoss(0.3),), "0.3754-Gaussian differential privacy follows"),
         ((ApproximateLoss(1.0, 1e-5),), "this epsilon at this delta has mu = 0.2681"),
     ],
@@ -238,7 +238,7 @@ def test_a_paragraph_says_all_of_it(name: str, relation: Any) -> None:
     epsilon, delta = promise.quoted
     said = promise.paragraph()
     for part in (
-        "This promise protects one patient.",
+        "This guarantee protects one patient.",
         "the output of: a mechanism.",
         relation.value,
         f"(epsilon = {rounded_up(epsilon)})",
@@ -257,7 +257,7 @@ def test_a_paragraph_says_all_of_it(name: str, relation: Any) -> None:
 def test_a_paragraph_about_no_promise_says_so() -> None:
     assert "no privacy guarantee" in guarantee(PureLoss(1.0)).simulated().paragraph()
     endless = guarantee(ApproximateLoss(1.0, 1e-3), GaussianLoss(0.1))
-    assert "promises nothing at delta = 1e-06" in endless.paragraph()
+    assert "guarantees nothing at delta = 1e-06" in endless.paragraph()
     huge = Guarantee("m", PrivacyUnit(), (PureLoss(1000.0),)).paragraph()
     assert "more than 1e300" in huge and "no condition beyond the software" in huge
     group = guarantee(GaussianLoss(0.1)).for_group(3).paragraph()

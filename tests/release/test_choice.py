@@ -310,6 +310,6 @@ def test_a_model_is_checked_and_its_mean_is_taken():
 
 def test_simulated_noise_cannot_be_charged():
     ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
-    with pytest.raises(PrivacyError, match="promises nothing"):
+    with pytest.raises(PrivacyError, match="guarantees nothing"):
         release_choice(MEAN, torch.rand(5, 2), ledger=ledger, unsafe_seed=1, **OPTIONS)
     assert not ledger.entries()

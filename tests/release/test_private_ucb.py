@@ -147,7 +147,7 @@ def test_simulated_runs_repeat_promise_nothing_and_cannot_be_charged(driver):
     other = driver().release(bump, unsafe_seed=6)
     assert other.maximum.value != first.maximum.value
     ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
-    with pytest.raises(PrivacyError, match="promises nothing"):
+    with pytest.raises(PrivacyError, match="guarantees nothing"):
         driver().release(bump, ledger=ledger, unsafe_seed=5)
     assert not ledger.entries()
 

@@ -197,8 +197,8 @@ def weight_normed() -> nn.Module:
     return nn.Sequential(inner, nn.Tanh(), nn.Linear(7, CLASSES))
 
 
-_FAILS = {"opacus": "hooks fail or find other gradients"}
-_STEPS = {"opacus": r"is an nn\.(LSTM|GRU), whose steps"}
+_FAILS = {"opacus": "per-sample gradients fail or are wrong"}
+_STEPS = {"opacus": r"is an nn\.(LSTM|GRU), for which"}
 _SECOND = _FAILS
 MODELS: dict[str, Case] = {
     "linear": Case(lambda: nn.Linear(7, CLASSES), VECTORS),

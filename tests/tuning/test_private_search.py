@@ -138,7 +138,7 @@ def test_a_ledger_that_cannot_bear_the_whole_run_refuses_before_anything_is_read
 
     smaller = PrivacyBudget(0.9 * budget.epsilon, budget.delta)
     ledger = PrivacyLedger(budget=smaller)
-    with pytest.raises(BudgetExhausted, match="asks for"):
+    with pytest.raises(BudgetExhausted, match="costs"):
         search(scores, budget=budget, unsafe_seed=None).run(ledger=ledger)
     assert ledger.entries() == []
 

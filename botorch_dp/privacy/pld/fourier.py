@@ -59,7 +59,7 @@ class Precision:
     Args:
         nodes: Of each discretized loss.
         smoothing: What the additional Gaussian mechanism may add to epsilon, relatively.
-        frequencies: No more than so many.
+        frequencies: The largest number of them.
         searches: Steps of the search for the saddle point.
         tolerance: Of the solution for epsilon, relatively.
     """

@@ -43,7 +43,7 @@ class ClippedSums(NamedTuple):
 class Engine(ABC):
     """Computes sums of clipped gradients of single records, for all replicates.
 
-    An engine is made from models, of which it copies what is not trained, and keeps none of them.
+    An engine copies what is not trained from the models it is made from, and keeps none of them.
 
     Args:
         models: One for each replicate, in training mode.

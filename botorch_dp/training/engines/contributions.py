@@ -17,9 +17,9 @@ from torch import Tensor
 from botorch_dp.training.engines.base import clip_factors
 from botorch_dp.training.records import CONVERTED, lengths
 
-#: Gradients of single records with at most so many numbers are treated together.
+#: Largest size of per-record gradients that are treated together, in numbers.
 _FEW = 256
-#: Sequences of at most so many tokens are compared place by place rather than sorted.
+#: Longest sequences, in tokens, that are compared place by place and not sorted.
 _FEW_PLACES = 64
 
 
@@ -96,7 +96,7 @@ class Products(Contribution):
 
 
 class Rows(Contribution):
-    """Per-record gradients of an embedding, of which each record uses a few rows.
+    """Per-record gradients of an embedding; each record uses a few of its rows.
 
     What a record adds to a row is made first, so that places that cancel are clipped and added up
     as what is left of them.

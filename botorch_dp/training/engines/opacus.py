@@ -3,7 +3,7 @@
 Opacus calls a model on a whole batch, and finds each record's gradient from what enters and leaves
 the layers, by a rule for each kind of layer. What one record does to the others in the batch
 escapes these rules, so records are apart only as far as the model keeps them apart: that is tried
-on made-up records at the start and before a model is published (:mod:`..isolation`), and not
+on synthetic records at the start and before a model is published (:mod:`..isolation`), and not
 enforced, as it is by the engines that call a model on one record at a time. Clipping and the sum
 are ours: in double precision where the result is published, and a gradient that is not finite
 counts as zero.
@@ -36,12 +36,10 @@ class OpacusEngine(PerRecordEngine):
     Arguments as for :class:`.base.Engine`.
     """
 
-    disagreement = (
-        "on made-up records, its hooks fail or find other gradients than those of single records"
-    )
+    disagreement = "on synthetic records its per-sample gradients fail or are wrong"
     condition = (
         "Opacus computed the gradients of single records on whole batches, and your model keeps "
-        "the records of a batch apart: this was tried on made-up records before and after "
+        "the records of a batch apart: this was tried on synthetic records before and after "
         "training, but not enforced"
     )
 
@@ -51,8 +49,8 @@ class OpacusEngine(PerRecordEngine):
             if isinstance(layer, nn.RNNBase) and any(p.requires_grad for p in layer.parameters()):
                 kind = type(layer).__name__
                 return (
-                    f"{name or 'it'} is an nn.{kind}, whose steps its hooks do not see (replace it "
-                    f"by opacus.layers.DP{kind})"
+                    f"{name or 'it'} is an nn.{kind}, for which its per-sample gradients are "
+                    f"wrong (use opacus.layers.DP{kind})"
                 )
             if getattr(layer, "padding_mode", "zeros") != "zeros":
                 return (
@@ -65,7 +63,10 @@ class OpacusEngine(PerRecordEngine):
             if padded and layer.weight.requires_grad:
                 return f"{name} has a padding_idx, whose row Opacus trains like any other"
             if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
-                return f"{name} changes its table or its gradients by what is in a batch"
+                return (
+                    f"{name} changes its weights or gradients depending on the batch "
+                    "(max_norm, scale_grad_by_freq)"
+                )
         return None
 
     def _plain(self, model: nn.Module) -> nn.Module:

@@ -25,7 +25,7 @@ from botorch_dp.training.inputs import Inputs
 from botorch_dp.training.plain_layers import with_plain_layers
 from botorch_dp.training.randomness import seeded_torch
 
-#: Batches are processed in parts for which clipping takes at most so many numbers.
+#: Batches are processed in parts, for which clipping takes at most this many numbers.
 MAX_GRADIENT_NUMBERS = 2**27
 
 

@@ -321,7 +321,7 @@ class SlopedRoute(Route):
         settings, dim = self.settings, self.dim
         if settings.statistic is not None:
             name = settings.statistic.name
-            yield f"{name} is no mean over records, so that no record has a slope of its own.", True
+            yield f"{name} is no mean over records, so no record has a gradient of its own.", True
         if not dim:
             yield "the space has no numeric parameter, so there is no gradient.", True
         if settings.space.has_conditions:

@@ -41,8 +41,8 @@ from botorch_dp.tuning.routes.base import (
 
 #: The part of epsilon that chooses categories.
 _CATEGORY_SHARE = 0.3
-#: One more slope for each so much of ``n epsilon / d``, at most so many, and each of at least so
-#: many configurations in units of ``d + 1``. On the generated tasks of ``which_method`` (seeds 200
+#: ``n epsilon / d`` for each further slope, the largest number of slopes, and the fewest
+#: configurations of each in units of ``d + 1``. On generated tasks of ``which_method`` (seeds 200
 #: to 214) one slope was best at 15, two or three at 30 to 50, and five at 75 and more.
 _PER_SLOPE, _MOST_SLOPES, _STENCILS = 15, 5, 3
 #: The side of the region of a slope over that of the one before; 0.5 was level, 0.7 worse by 0.02
@@ -81,15 +81,15 @@ class SlopeRoute(SlopedRoute):
         size = left // slopes
         # Of vectors in all directions, an l1 norm is 0.8 sqrt(d) times the l2 norm.
         noise = 2.3 * dim * slopes / (n * shares["slope"])
-        what = "one noisy slope of the whole space"
+        what = "one noisy average gradient over the whole space"
         if slopes > 1:
-            what = f"{slopes} noisy slopes of narrower and narrower regions"
+            what = f"{slopes} noisy average gradients over smaller and smaller regions"
         return self.planned(
             reason=f"{what}{self.after_categories}, because {why}",
             shares=shares,
             evaluations={"selection": self.num_categories, "score": 1, "slope": slopes * size},
-            noise=f"With {n:,} {self.settings.unit.counted} the noise of each slope is about "
-            f"{noise:.2g} times as long as the slope would be if all records agreed.",
+            noise=f"With {n:,} {self.settings.unit.counted} the noise of each is about "
+            f"{noise:.2g} times the gradient that there would be if all records agreed.",
             seen=f"slope, a change that helps {100 * min(noise, 1):.2g}% more records than it "
             "hurts",
             slopes=slopes,
