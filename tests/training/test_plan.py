@@ -132,7 +132,7 @@ def test_limits_of_what_may_be_published() -> None:
     TrainingPlan(**GOOD).check_publishable()
     large = {"num_records": 100_000, "batch_size": 80_001}
     for change, message in (
-        ({"noise_multiplier": 0.0}, "guarantees nothing"),
+        ({"noise_multiplier": 0.0}, "nothing is guaranteed"),
         ({"noise_multiplier": 1.9e-3}, "at least 0.002"),
         (large, "at most 80000"),
     ):
