@@ -130,7 +130,7 @@ def mixing_models() -> str:
 
 #: Ways to pay for tuning, as the tables call them.
 WAYS = {
-    "unpaid": "unpaid: the best of 40 at the winner's own ε (a ceiling)",
+    "unpaid": "not counted in ε: the best of 40 at the winner's own ε (a ceiling)",
     "selection": "private selection, 20 expected (`PrivateFit`)",
     "forty": "40 expected, geometric",
     "few": "10 expected",

@@ -131,7 +131,7 @@ def _page(
         priced = partial(_guarantee, problem, trials, charged, ledger)
         front = ParetoFront(problem, complete, guarantee=priced, charged=ledger is not None)
     price = _price(problem, trials, front, charged, ledger, stored=recommend is None)
-    sections = [("The price of publishing", price)]
+    sections = [("The cost of publishing", price)]
     if front is not None and recommend is not None:
         sections.append(("What to deploy", _to_deploy(front, recommend)))
     if front is not None:

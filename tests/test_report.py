@@ -68,7 +68,7 @@ def test_is_small_private_and_asks_for_nothing(made: Path) -> None:
 
 
 def test_says_what_publishing_costs(made: Path, tmp_path: Path) -> None:
-    price = section((made / "front.html").read_text(), "The price of publishing")
+    price = section((made / "front.html").read_text(), "The cost of publishing")
     with DPareto(problem(), storage=made / "study.sqlite") as study:
         assert study.front().caption in price
         epsilon, _ = study.publication_guarantee().summed
@@ -76,7 +76,7 @@ def test_says_what_publishing_costs(made: Path, tmp_path: Path) -> None:
     assert epsilon <= float(quoted[1]) < epsilon * 1.001
     assert "sum of all epsilons" not in price
     alone = study_report(made / "study.sqlite", tmp_path / "alone.html").read_text()
-    assert "sum of all epsilons" in section(alone, "The price of publishing")
+    assert "sum of all epsilons" in section(alone, "The cost of publishing")
 
 
 def test_what_a_user_names_is_no_markup(made: Path) -> None:
@@ -139,7 +139,7 @@ def test_the_price_of_a_study_with_a_budget_is_its_ledgers(tmp_path: Path) -> No
         own = study.report(tmp_path / "own.html").read_text()
     stored = study_report(path, tmp_path / "stored.html").read_text()
     for page in (own, stored):
-        price = section(page, "The price of publishing")
+        price = section(page, "The cost of publishing")
         assert "ε = 400, δ = 1e-05: the budget that its trainings were charged to" in price
         assert "without noise. Keep this file" not in page
     with PrivacyLedger(beside) as ledger:  # a training that was killed and drawn again
@@ -148,7 +148,7 @@ def test_the_price_of_a_study_with_a_budget_is_its_ledgers(tmp_path: Path) -> No
     again = study_report(path, tmp_path / "again.html").read_text()
     assert left in again and left not in stored
     elsewhere = Path(shutil.move(beside, tmp_path / "elsewhere"))
-    price = section(study_report(path, tmp_path / "r.html").read_text(), "The price of publishing")
+    price = section(study_report(path, tmp_path / "r.html").read_text(), "The cost of publishing")
     assert "No guarantee without the ledger" in price and "ε =" not in price
     assert "Do not publish:" in price, "nor does the caption below the figure state a price"
     found = study_report(path, tmp_path / "r.html", ledger=elsewhere).read_text()
