@@ -210,7 +210,7 @@ MUTANTS = [
             'if False:\n                raise PrivacyError(\n                    f"`key`',
         ),
         ('self._file.execute("INSERT INTO drawing VALUES (?)", (paid,))', "pass"),
-        ('"WHERE NOT EXISTS (SELECT 1 FROM released WHERE key = ?1)",', '"",'),
+        ('"WHERE NOT EXISTS (SELECT 1 FROM released WHERE key = ?)",', '"WHERE ? IS NOT NULL",'),
         ("        if rows and self._file.query(", "        if False and self._file.query("),
         ("return keyed_hash(self._key, value.digest)", "return keyed_hash(b'', value.digest)"),
     ),

@@ -118,9 +118,9 @@ class ReleaseStore:
         content = pack(draw(*material))
         with self._file.transaction():
             self._file.execute(
-                "INSERT INTO released SELECT ?1, ?2 "
-                "WHERE NOT EXISTS (SELECT 1 FROM released WHERE key = ?1)",
-                (key, content),
+                "INSERT INTO released SELECT ?, ? "
+                "WHERE NOT EXISTS (SELECT 1 FROM released WHERE key = ?)",
+                (key, content, key),
             )
         return self._stored(key)
 
