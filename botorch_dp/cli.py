@@ -38,27 +38,33 @@ def parser() -> argparse.ArgumentParser:
     )
     given = epsilon.add_mutually_exclusive_group(required=True)
     given.add_argument(
-        "--noise", type=float, help="noise multiplier (noise over the clipping norm)"
+        "--noise-multiplier", type=float, help="noise multiplier (noise over the clipping norm)"
     )
     given.add_argument("--epsilon", type=float, help="find the noise multiplier for this epsilon")
-    epsilon.add_argument("--records", type=int, required=True, help="training records")
-    epsilon.add_argument("--batch", type=int, required=True, help="records in a batch")
-    epsilon.add_argument("--epochs", type=int, required=True)
-    epsilon.add_argument("--delta", type=float, default=1e-5, help="default: 1e-5")
+    epsilon.add_argument("--records", type=int, required=True, help="number of training records")
+    epsilon.add_argument(
+        "--batch-size", type=int, required=True, help="expected records in a batch"
+    )
+    epsilon.add_argument("--epochs", type=int, required=True, help="passes over the records")
+    epsilon.add_argument("--delta", type=float, default=1e-5, help="delta (default: 1e-5)")
     epsilon.add_argument("--json", action="store_true", help="print JSON")
     epsilon.set_defaults(run=_epsilon)
 
     suggest = commands.add_parser(
         "suggest", help="show the default settings for an epsilon, and why"
     )
-    suggest.add_argument("--records", type=int, required=True, help="training records")
-    suggest.add_argument("--features", type=int, required=True, help="numbers in a record")
-    suggest.add_argument("--epsilon", type=float, required=True, help="of the training")
-    suggest.add_argument("--delta", type=float, default=1e-5, help="default: 1e-5")
+    suggest.add_argument("--records", type=int, required=True, help="number of training records")
+    suggest.add_argument("--features", type=int, required=True, help="number of features")
+    suggest.add_argument(
+        "--epsilon", type=float, required=True, help="target epsilon of the training"
+    )
+    suggest.add_argument("--delta", type=float, default=1e-5, help="delta (default: 1e-5)")
     suggest.add_argument(
         "--outputs", type=int, default=1, help="number of outputs, such as classes (default: 1)"
     )
-    suggest.add_argument("--hidden", type=int, nargs="+", default=[], metavar="WIDTH")
+    suggest.add_argument(
+        "--hidden", type=int, nargs="+", default=[], metavar="WIDTH", help="hidden layer widths"
+    )
     suggest.add_argument(
         "--feature-norm",
         type=lambda given: given if given == "private" else float(given),
@@ -72,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     suggest.set_defaults(run=_suggest)
 
     verify = commands.add_parser(
-        "verify", help="check a receipt: exits with 0 if nothing contradicts"
+        "verify", help="check a receipt; the exit code is 0 if nothing contradicts"
     )
     verify.add_argument("receipt", type=Path, help="a JSON file")
     verify.add_argument(
@@ -99,8 +105,8 @@ def parser() -> argparse.ArgumentParser:
     actions = ledger.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="create a ledger with this budget")
     create.add_argument("path", type=Path, metavar="FILE")
-    create.add_argument("--epsilon", type=float, required=True)
-    create.add_argument("--delta", type=float, default=0.0, help="default: 0")
+    create.add_argument("--epsilon", type=float, required=True, help="total epsilon")
+    create.add_argument("--delta", type=float, default=0.0, help="total delta (default: 0)")
     create.add_argument(
         "--summed",
         type=float,
@@ -152,22 +158,26 @@ def _epsilon(options: argparse.Namespace) -> int:
     import botorch_dp.privacy as privacy
     from botorch_dp.privacy.rounding import rounded_up
 
-    steps = options.epochs * (options.records // options.batch)
-    run = {"batch_size": options.batch, "num_records": options.records, "steps": steps}
+    steps = options.epochs * (options.records // options.batch_size)
+    run = {"batch_size": options.batch_size, "num_records": options.records, "steps": steps}
     column = "epsilon" if options.epsilon is None else "noise_multiplier"
     rows: list[dict[str, Any]] = []
     for sampling, name in _WAYS:
         relation = privacy.NeighboringRelation[name]
         how = {**run, "delta": options.delta, "sampling": sampling, "relation": relation}
         if options.epsilon is None:
-            found = privacy.dp_sgd_epsilon(noise_multiplier=options.noise, **how)
+            found = privacy.dp_sgd_epsilon(noise_multiplier=options.noise_multiplier, **how)
         else:
             found = privacy.dp_sgd_noise_multiplier(epsilon=options.epsilon, **how)
         rows.append({"sampling": sampling, "relation": name, column: found})
     if options.json:
         print(json.dumps({"steps": steps, "delta": options.delta, f"{column}s": rows}, indent=1))
         return 0
-    asked = f"noise {options.noise}" if options.epsilon is None else f"epsilon {options.epsilon}"
+    asked = (
+        f"noise {options.noise_multiplier}"
+        if options.epsilon is None
+        else f"epsilon {options.epsilon}"
+    )
     print(f"{steps} steps, {asked}, delta {options.delta}\n")
     print(f"{'batches':<21}{'protected against':<19}{column:>16}")
     for row in rows:

@@ -16,7 +16,7 @@ class NotPublicError(PrivacyError):
 
 
 class BudgetExhausted(PrivacyError):
-    """A charge that the privacy budget cannot bear; nothing was charged and nothing was read.
+    """A charge that exceeds the privacy budget; nothing was charged and nothing was read.
 
     Args:
         message: What was asked for, what is left and what to do.

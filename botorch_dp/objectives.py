@@ -83,7 +83,7 @@ class ObjectivePlan:
         noise_std: Standard deviation of each.
         difference: Between two mean scores that should be seen.
         mu: Of one evaluation.
-        guarantee: What all of them promise, and cost.
+        guarantee: Of all evaluations together.
     """
 
     num_records: int
@@ -324,7 +324,7 @@ class PrivateObjective:
         )
 
     def price(self, evaluations: int = 1) -> Guarantee:
-        """What this many evaluations, a number fixed beforehand, promise and cost."""
+        """The guarantee of this many evaluations, a number fixed beforehand."""
         count = check_integer("evaluations", evaluations, at_most=10**6)
         together = compose(*[self._one_evaluation] * count)
         return together if self._seeds is None else together.simulated()

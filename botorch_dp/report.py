@@ -157,7 +157,7 @@ def _guarantee(
     charged: bool,
     ledger: PrivacyLedger | None,
 ) -> Guarantee:
-    """What publishing all of it promises; trials do not know of charges for trainings cut off."""
+    """The guarantee of publishing all of it; trials do not know of trainings that were cut off."""
     if ledger is not None:
         return ledger.guarantee
     whole = publication(problem, trials)

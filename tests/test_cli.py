@@ -20,7 +20,7 @@ from botorch_dp.privacy import (
 )
 from tests.privacy.test_receipt import keys
 
-RUN = ("--records", "32561", "--batch", "256", "--epochs", "8", "--delta", "1e-5")
+RUN = ("--records", "32561", "--batch-size", "256", "--epochs", "8", "--delta", "1e-5")
 
 
 @pytest.fixture(autouse=True)
@@ -73,19 +73,19 @@ def test_ctrl_c_has_code_130(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("botorch_dp.privacy.dp_sgd_epsilon", interrupted)
-    code, out, err = call(capsys, "epsilon", "--noise", "2", *RUN)
+    code, out, err = call(capsys, "epsilon", "--noise-multiplier", "2", *RUN)
     assert (code, out, err) == (130, "", "botorch-dp: interrupted\n")
 
 
 class TestEpsilon:
-    @pytest.mark.parametrize("asked", ["--noise", "--epsilon"])
+    @pytest.mark.parametrize("asked", ["--noise-multiplier", "--epsilon"])
     def test_all_ways_to_draw_batches_side_by_side(self, asked: str, capsys) -> None:
         code, out, _ = call(capsys, "epsilon", asked, "2", *RUN)
         assert code == 0 and "1016 steps" in out and "shuffles" in out
         assert out.count("REPLACE_ONE") == 2 and out.count("ADD_OR_REMOVE_ONE") == 1
 
     def test_the_price_of_one_noise(self, capsys) -> None:
-        code, out, _ = call(capsys, "epsilon", "--noise", "2", *RUN, "--json")
+        code, out, _ = call(capsys, "epsilon", "--noise-multiplier", "2", *RUN, "--json")
         report = json.loads(out)
         assert code == 0
         run = {"batch_size": 256, "num_records": 32561, "steps": report["steps"], "delta": 1e-5}
@@ -112,10 +112,11 @@ class TestEpsilon:
         )
 
     @pytest.mark.parametrize(
-        ("option", "value"), [("--batch", "99999"), ("--noise", "nan"), ("--delta", "2")]
+        ("option", "value"),
+        [("--batch-size", "99999"), ("--noise-multiplier", "nan"), ("--delta", "2")],
     )
     def test_wrong_numbers_have_one_line(self, option: str, value: str, capsys) -> None:
-        code, out, err = call(capsys, "epsilon", "--noise", "2", *RUN, option, value)
+        code, out, err = call(capsys, "epsilon", "--noise-multiplier", "2", *RUN, option, value)
         assert (code, out) == (1, "")
         assert err.startswith("botorch-dp: error: ") and err.count("\n") == 1
 

@@ -203,7 +203,7 @@ class DPGIBO:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the whole run promises, whenever it stops."""
+        """The guarantee of the whole run, whenever it stops."""
         return self._settings.guarantee()
 
     @property
@@ -212,7 +212,7 @@ class DPGIBO:
         return self._progress.steps
 
     def plan(self, num_records: int | None = None) -> DescentPlan:
-        """Price, noise, evaluations and memory of the run; reads no record.
+        """Guarantee, noise, evaluations and memory of the run; reads no record.
 
         Args:
             num_records: ``n``, if neither ``record_losses`` has it as an attribute nor a step was

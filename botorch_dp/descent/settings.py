@@ -184,7 +184,7 @@ class DescentPlan:
         clip_norm: ``B``.
         noise_std: Standard deviation of the noise on each coordinate of each gradient.
         table_bytes: Memory of the losses that are kept.
-        guarantee: What the whole run will promise, and cost.
+        guarantee: Of the whole run.
     """
 
     num_records: int

@@ -238,7 +238,7 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     Attributes:
         lower_: The lower ends, released.
         upper_: The upper ends.
-        guarantee_: What the last fit promises.
+        guarantee_: The guarantee of the last fit.
 
     Example:
         >>> scaler = PrivateScaler(0.5, delta=1e-6)
@@ -646,7 +646,7 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
     Attributes:
         model_: The model, from columns of numbers to scores. Released, with the knots in its first
             layer.
-        guarantee_: What the last fit promises; it covers ``model_`` and all predictions.
+        guarantee_: The guarantee of the last fit; it covers ``model_`` and all predictions.
         classes_: The labels, sorted.
 
     Example:

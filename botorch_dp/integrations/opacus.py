@@ -463,7 +463,7 @@ class _LoopOracles:
         return self.plan(config).epsilon
 
     def guarantee(self, config: Config) -> Guarantee:
-        """What publishing the model would promise."""
+        """The guarantee of publishing the model."""
         return self.plan(config).guarantee
 
     def epsilons(self, configs: Sequence[Config]) -> list[float]:

@@ -85,7 +85,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
             0 and 1 (an accuracy for ``"zero_one"``), otherwise minus the loss. One that noise
             carried beyond its range is the end of the range.
         best_estimator_: Fitted to the public records with these parameters.
-        guarantee_: What the last ``fit`` promises for all of it.
+        guarantee_: The guarantee of the last ``fit``, for all of it.
         result_: All of this, to print.
 
     Example:

@@ -394,7 +394,7 @@ class RandomProjectionCurator(Curator):
 
 
 class GaussianNoiseCurator(Curator):
-    r"""Rows plus Gaussian noise, after a public projection if asked: an honest transform.
+    r"""Rows plus Gaussian noise, after a public projection if asked.
 
     Guarantee: moving one row by at most ``row_distance`` moves the projected data set by at most
     ``row_distance * ||P||`` in Frobenius norm (one row changes, ``P`` is public). Gaussian noise

@@ -80,7 +80,7 @@ class ParetoFront:
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What publishing everything measured up to this front promises a training record."""
+        """The guarantee of publishing everything measured up to this front."""
         return self._guarantee() if callable(self._guarantee) else self._guarantee
 
     @property

@@ -84,7 +84,7 @@ class Objective:
 
 @dataclass(frozen=True, kw_only=True)
 class Batched:
-    """Oracles that answer several questions in one call, where that is faster.
+    """Functions that take several configs in one call, where that is faster.
 
     Args:
         replicates: ``config, seeds -> utilities``, in place of ``utility``, where all replicates of
@@ -239,7 +239,7 @@ class TrainingPromise:
 
 
 class PrivacyUtilityProblem:
-    """The two oracles of a privacy-utility trade-off, over a space of hyper-parameters.
+    """The privacy and the utility function of a trade-off, over a space of hyper-parameters.
 
     Both (epsilon, error = 1 - utility) are minimized. Epsilon is a known function of the
     hyper-parameters; utility is measured by training, averaged over ``replicates``.
@@ -332,7 +332,7 @@ class PrivacyUtilityProblem:
         return self.promise
 
     def training_guarantee(self, config: Config, epsilon: float) -> Guarantee:
-        """What one training promises a training record, its noise being secret."""
+        """The guarantee of one training, if its noise is secret."""
         promise = self.stated_promise
         if promise.guarantee is not None:
             promised = promise.guarantee(dict(config))
@@ -394,7 +394,7 @@ class PrivacyUtilityProblem:
         return (trial.epsilon, trial.error, *further)
 
     def measurement(self, answer: Any, seconds: float = math.nan) -> Measurement:
-        """Check one answer of the utility oracle; an error does not quote it."""
+        """Check one value of the utility function; an error does not quote it."""
         further: Mapping[str, float] = {}
         if self.measured_objectives:
             try:

@@ -43,7 +43,7 @@ def check_trained(trials: Sequence[Trial]) -> list[Trial]:
 def publication(
     problem: PrivacyUtilityProblem, trials: Sequence[Trial], data: TestOrTraining = "training"
 ) -> Guarantee:
-    """What publishing everything that is known of the trials promises.
+    """The guarantee of publishing everything that is known of the trials.
 
     See :meth:`DPareto.publication_guarantee`.
     """

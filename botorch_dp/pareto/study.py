@@ -354,7 +354,7 @@ class DPareto:
         return recommended(self._proposer.exact, self.trials, epsilon)
 
     def publication_guarantee(self, data: TestOrTraining = "training") -> Guarantee:
-        """What publishing the front (or anything else the study knows) promises.
+        """The guarantee of publishing the front, or anything else the study knows.
 
         Which configs are on the front depends on all trainings, so the guarantee covers *all* of
         them, not only those on the front: replicates, re-evaluations, and failed attempts. It is

@@ -1,4 +1,4 @@
-"""What is promised, spent and proven: guarantees, mechanisms, accounting, the ledger, audits.
+"""Guarantees, mechanisms, accounting, the ledger, receipts and audits.
 
 What draws noise, and what reads results, needs torch, and is loaded when it is first used.
 """

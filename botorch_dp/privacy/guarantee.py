@@ -1,4 +1,4 @@
-"""What is promised: units of privacy, guarantees, their composition, and released values.
+"""Guarantees: units of privacy, their composition, and released values.
 
 A :class:`Guarantee` is data, not code: the numbers of each privacy loss, the neighbouring relation,
 whom it protects, and the conditions it rests on. It compares, pickles and goes to JSON.
@@ -94,12 +94,12 @@ class PrivacyUnit:
 
     @property
     def counted(self) -> str:
-        """What there are ``n`` of, in a word."""
+        """What the units are called: records or people."""
         return "people" if _OF_PERSON in self.protects else "records"
 
     @property
     def neighbours(self) -> str:
-        """In what two data sets differ that must be hard to tell apart."""
+        """How neighbouring data sets differ."""
         words = self.relation.value
         return words if self.counted == "records" else words.replace("record", "person")
 
@@ -198,14 +198,14 @@ class Guarantee:
         return (*self.unit.conditions, *self.assumptions)
 
     def epsilon(self, delta: float = 0.0) -> float:
-        """The smallest epsilon known to hold at ``delta``; infinite if nothing is promised."""
+        """The smallest epsilon known to hold at ``delta``; infinite without a guarantee."""
         check_delta("delta", delta, allow_zero=True)
         if self.status == "none":
             return math.inf
         return composed_epsilon(self.losses, delta)
 
     def delta(self, epsilon: float) -> float:
-        """The smallest delta known to hold at ``epsilon``; 1 if nothing is promised."""
+        """The smallest delta known to hold at ``epsilon``; 1 without a guarantee."""
         check_nonnegative("epsilon", epsilon)
         if self.status == "none":
             return 1.0
@@ -249,7 +249,7 @@ class Guarantee:
         return max(0.0, float(lines.max()))
 
     def for_group(self, size: int) -> Guarantee:
-        """What the same output promises to a group of ``size`` units together.
+        """The guarantee of the same output for a group of ``size`` units together.
 
         Exact for Gaussian mechanisms, whose sensitivity is as many times larger. Anything else is
         taken as the (epsilon, delta) that it is quoted at: a group has ``size`` times the epsilon,
@@ -325,7 +325,7 @@ class Guarantee:
 
     @property
     def nominal(self) -> Guarantee:
-        """What the same parameters would promise with real noise (itself unless simulated)."""
+        """The guarantee of the same parameters with real noise (itself unless simulated)."""
         return replace(self, void=None) if self.void == SIMULATED else self
 
     def simulated(self) -> Guarantee:
@@ -381,7 +381,7 @@ class Guarantee:
 
     @property
     def sentence(self) -> str:
-        """The level, whom it protects and what is compared; what it rests on is not in it."""
+        """The level, whom it protects and what is compared, without the conditions."""
         if self.void is not None:
             return f"{self.mechanism}: no privacy guarantee ({self.void})."
         return f"{self._quoted_level()} for {self.protects}, when {self.unit.neighbours}."
@@ -499,7 +499,7 @@ class Release(Generic[T_co]):
 
     Args:
         value: The released value.
-        guarantee: The promise; its status is ``"none"`` when the noise was simulated.
+        guarantee: Its status is ``"none"`` when the noise was simulated.
         scale: The public scale of the noise, or None if the mechanism has no single one.
         digest: Of the value when it was made, if it can be changed since, as models can: a receipt
             of a changed one is refused.

@@ -166,7 +166,7 @@ class PrivacyLedger:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What all releases charged so far, and all still to come, promise together.
+        """The guarantee of all releases, those charged so far and those to come, together.
 
         It states the budget and not what was spent: how much an adaptive run spends is itself
         a result of the sensitive values, and no guarantee.

@@ -68,7 +68,7 @@ def laplace_guarantee(
     num_values: int = 1,
     unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
-    """What :func:`laplace_mechanism` promises for ``num_values`` values; see there."""
+    """The guarantee of :func:`laplace_mechanism` for ``num_values`` values; see there."""
     sensitivity = check_positive("sensitivity", sensitivity)
     epsilon = check_positive("epsilon", epsilon)
     num_values = check_integer("num_values", num_values, at_most=2**31 - 1)
@@ -140,7 +140,7 @@ def gaussian_guarantee(
     delta: float | None = None,
     unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
-    """What :func:`gaussian_mechanism` promises; see there."""
+    """The guarantee of :func:`gaussian_mechanism`; see there."""
     sensitivity = check_positive("sensitivity", sensitivity)
     mu = _check_gaussian_level(mu, epsilon, delta)
     gaussian_scale(sensitivity, mu)
@@ -216,7 +216,7 @@ def exponential_guarantee(
     method: SelectionMethod = "exponential",
     unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
-    """What :func:`exponential_mechanism` promises; see there."""
+    """The guarantee of :func:`exponential_mechanism`; see there."""
     sensitivity = check_positive("sensitivity", sensitivity)
     epsilon = check_positive("epsilon", epsilon)
     check_choice("method", method, get_args(SelectionMethod))
@@ -291,7 +291,7 @@ def exponential_mechanism(
 def mechanism_guarantee(
     mechanism: str, loss: PrivacyLoss, unit: PrivacyUnit, subject: str, moves: str
 ) -> Guarantee:
-    """What is promised, given that the sensitivity is what the caller says."""
+    """The guarantee, given that the sensitivity is what the caller says."""
     given = f"neighbouring data sets move {subject} by at most {moves}"
     return Guarantee(mechanism, unit.given(given), (loss,))
 

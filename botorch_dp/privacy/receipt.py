@@ -1,4 +1,4 @@
-"""One JSON document for one release, from which a stranger can check what is promised.
+"""One JSON document for one release, from which a stranger can check its guarantee.
 
 A receipt names what was released by a digest (:mod:`.digests`), whom it protects against what and
 on which conditions, the mechanism as an event of dp-accounting (:mod:`.events`), epsilon and delta,
@@ -49,7 +49,7 @@ _LARGEST_FILE = 2**22
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one release promises, in a document that a stranger can check.
+    """The guarantee of one release, in a document that a stranger can check.
 
     Made by ``release.receipt()``, :meth:`of` or :meth:`load`. Receipts compare and pickle.
 

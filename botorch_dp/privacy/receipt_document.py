@@ -138,7 +138,7 @@ def new_document(
 
 
 def promise_section(guarantee: Guarantee) -> dict[str, Any]:
-    """What is promised to whom, in numbers and in words."""
+    """The guarantee in numbers and in words."""
     epsilon, delta = guarantee.quoted
     return {
         "status": guarantee.status,

@@ -79,7 +79,7 @@ def sparse_vector_guarantee(
     sensitivity: float = 1.0,
     unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
-    """What :func:`sparse_vector` promises; see there."""
+    """The guarantee of :func:`sparse_vector`; see there."""
     loss = PureLoss(SparseVectorPlan.make(noise, max_positives, sensitivity).epsilon())
     return mechanism_guarantee(
         "Sparse vector technique", loss, unit, "each answer", repr(sensitivity)

@@ -346,7 +346,7 @@ class _PrivateOptimizer(ABC):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What both releases promise together, and cost: (2 epsilon, 2 delta), conditional."""
+        """The guarantee of both releases together: (2 epsilon, 2 delta), conditional."""
         return compose(self.choice.guarantee, self.maximum.guarantee)
 
     def utility(self, delta: float = 0.05) -> OptimumUtility:

@@ -48,7 +48,7 @@ class TrainingOracles:
         return self.plan(config).epsilon
 
     def guarantee(self, config: Config) -> Guarantee:
-        """What publishing the model would promise; a study counts the choice of the config."""
+        """The guarantee of publishing the model; a study counts the choice of the config."""
         one = self.plan(config).guarantee
         stated = (_SHARED_BEFOREHAND if c == FIXED_BEFOREHAND else c for c in one.unit.conditions)
         return replace(one, unit=replace(one.unit, conditions=tuple(stated)))

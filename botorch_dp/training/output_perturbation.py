@@ -122,7 +122,7 @@ class OutputPerturbedLogisticRegression:
         return distance
 
     def guarantee(self, *, regularization: float, noise_std: float) -> Guarantee:
-        """What publishing the weights promises, from the parameters alone."""
+        """The guarantee of publishing the weights, from the parameters alone."""
         sensitivity = self.sensitivity(regularization=regularization)
         if not 1e-30 < check_positive("noise_std", noise_std) / sensitivity < 1e15:
             raise ValueError(f"`noise_std` = {noise_std:g} is out of all proportion.")

@@ -122,7 +122,7 @@ def ranges_guarantee(
     delta: float | None = None,
     unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
-    """What :func:`private_ranges` promises; see there."""
+    """The guarantee of :func:`private_ranges`; see there."""
     unit = check_unit(
         unit, NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
     ).given(_OWN_VALUES)

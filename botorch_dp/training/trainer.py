@@ -301,7 +301,7 @@ class DPTrainer:
 
     @property
     def metric(self) -> Metric:
-        """What utility is."""
+        """The utility function of the test records."""
         return self.setup.metric
 
     def on(self, data: TrainTest) -> DPTrainer:

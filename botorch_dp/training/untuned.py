@@ -177,17 +177,19 @@ def suggest_settings(
         share = min(1.0, max(_CLIP, _SPARED / ratio))
     clip_norm = share * length
     moved = "predictions by about 0.5" if regression else "the logits by about 2"
-    part = "a quarter" if share == _CLIP else f"{share:.2g}"
+    part = {_CLIP: "a quarter of ", 1.0: ""}.get(share, f"{share:.2g} of ")
     reasons = (
         f"Step scale {distance:.3g} (used instead of a learning rate): chosen so that noise alone "
         f"shifts {moved}, for records of norm {feature_norm:.3g}.",
         f"Batch size {batch:,} (n/{_PARTS}): larger batches are slower and barely reduce the "
         "noise.",
         f"{_EPOCHS} epochs: more change little.",
-        f"Clipping norm {clip_norm:.3g}, {part} of a record's norm (with the intercept): gradients "
-        f"of records predicted with an error above {share:.2g} are clipped."
-        + " Clipping pulls predictions from the mean to the median."
-        * regression,
+        f"Clipping norm {clip_norm:.3g}, {part}a record's norm (with the intercept)"
+        + (
+            ", as large as noise allows: clipping pulls predictions from the mean to the median."
+            if share > _CLIP
+            else f": gradients of records predicted with an error above {share:.2g} are clipped."
+        ),
     )
     outlook = ""
     if ratio is not None:

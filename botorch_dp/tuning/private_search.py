@@ -214,7 +214,7 @@ class PrivateSearch:
                 raise ValueError(f"`route` = {route!r} cannot be taken: {obstacle}")
 
     def plan(self, *, release_score: bool = False) -> SearchPlan:
-        """Route, price, noise and evaluations of :meth:`run`; reads no record."""
+        """Method, guarantee, noise and evaluations of :meth:`run`; reads no record."""
         taken, why = self._taken(release_score)
         routes = [kind(self.settings, release_score) for kind in ROUTES.values()]
         possible = [route for route in routes if route.name == taken.name or not route.obstacle()]

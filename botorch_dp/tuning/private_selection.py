@@ -98,8 +98,8 @@ class SelectionPlan:
             clipping norm: ``"this"``, ``"tuning ignored"`` (what is usually published, and
             promises more than it keeps), and ``"all published"`` (every training could be shown).
         score_std: The standard deviation of the noise in the score; 0 without noise.
-        guarantee: What everything that is published promises a training record.
-        test_guarantee: What it promises a test record; None if these are public or not used.
+        guarantee: The guarantee of everything that is published, for a training record.
+        test_guarantee: The same for a test record; None if these are public or not used.
     """
 
     reason: str
@@ -296,7 +296,7 @@ class PrivateSelection(Generic[Artifact]):
     # What is known before anything is read.
 
     def plan(self) -> SelectionPlan:
-        """Noise, trainings, price and what else could be done for it; reads no record."""
+        """Noise, number of trainings and guarantee; reads no record."""
         config, typical = self.typical_config, self._typical
         whole = BaseProfile((self.budget.epsilon,), (self.budget.delta,))
         noise = {
@@ -324,7 +324,7 @@ class PrivateSelection(Generic[Artifact]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What everything that is published promises a training record."""
+        """The guarantee of everything that is published, for a training record."""
         mechanism, unit, assumptions = self._training_guarantee()
         unit = unit.given(_CHOSEN, _FAILURES)
         if self._selects:
@@ -335,7 +335,7 @@ class PrivateSelection(Generic[Artifact]):
 
     @cached_property
     def test_guarantee(self) -> Guarantee | None:
-        """What everything that is published promises a test record, if those are sensitive."""
+        """The guarantee of everything that is published, for a sensitive test record."""
         if self.scored_on != "sensitive":
             return None
         # Their number divides the score: they are replaced, whatever the trainings' relation is.

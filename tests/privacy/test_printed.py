@@ -142,7 +142,7 @@ class TestCommandLine:
             (50.0, 10_000, 10, 1),
         ):
             arguments = ["--epsilon", epsilon, "--delta", 1e-6, "--records", records]
-            arguments += ["--batch", batch, "--epochs", epochs]
+            arguments += ["--batch-size", batch, "--epochs", epochs]
             assert main(["epsilon", *map(str, arguments)]) == 0
             out = capsys.readouterr().out
             rows = re.findall(rf"^(\w+) +(REPLACE|ADD).*ONE +({NUMBER})$", out, re.MULTILINE)
@@ -162,7 +162,16 @@ class TestCommandLine:
 
     def test_printed_epsilons_are_not_below(self, capsys: pytest.CaptureFixture[str]) -> None:
         for noise in (0.7, 1.13, 3.0):
-            arguments = ["--noise", noise, "--records", 1000, "--batch", 100, "--epochs", 3]
+            arguments = [
+                "--noise-multiplier",
+                noise,
+                "--records",
+                1000,
+                "--batch-size",
+                100,
+                "--epochs",
+                3,
+            ]
             assert main(["epsilon", *map(str, arguments)]) == 0
             out = capsys.readouterr().out
             exact = dp_sgd_epsilon(

@@ -64,7 +64,16 @@ def test_batches_of_fixed_size() -> None:
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--noise", NOISE, "--records", RECORDS, "--batch", BATCH, "--epochs", EPOCHS]
+    arguments = [
+        "--noise-multiplier",
+        NOISE,
+        "--records",
+        RECORDS,
+        "--batch-size",
+        BATCH,
+        "--epochs",
+        EPOCHS,
+    ]
     arguments += ["--delta", DELTA, "--json"]
     assert main(["epsilon", *map(str, arguments)]) == 0
     rows = json.loads(capsys.readouterr().out)["epsilons"]

@@ -179,7 +179,7 @@ class SearchPlan:
         evaluations: How many configurations all records are scored at, for each part.
         shares: What each part costs: an epsilon (selection) or a mu (descent).
         noise: What to expect of the noise, in a sentence.
-        guarantee: What all that is published promises together, and costs.
+        guarantee: Of everything that is published.
         is_pure: Whether all that is released is pure epsilon-DP.
         seen: The smallest effect that each method can detect at this budget, in a sentence.
         steps: Released gradients.
