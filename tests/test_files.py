@@ -184,7 +184,7 @@ class TestForks:
         if opened is _ledger and in_file:
             # Charges go into one file, and each is made once.
             assert not isinstance(answer, Exception)
-            with pytest.raises(PrivacyError, match="asks for"):
+            with pytest.raises(PrivacyError, match="costs"):
                 go_on(), go_on()
         elif opened is _run and not in_file:
             assert not isinstance(answer, Exception)  # a run of its own, with nothing in it

@@ -226,7 +226,7 @@ def test_the_plan_reads_no_record() -> None:
         descent(must_not_be_read).plan(num_records=0)
     counted = descent(Counted(must_not_be_read, 100), steps=9, mu=0.5)
     assert str(counted.plan()) == str(plan)
-    with pytest.raises(ValueError, match="`num_records` = 99, but the losses are of 100 records"):
+    with pytest.raises(ValueError, match="`num_records` = 99, but `record_losses` has 100 records"):
         counted.plan(num_records=99)
 
 

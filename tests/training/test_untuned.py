@@ -76,7 +76,7 @@ def test_a_regression_is_clipped_less_where_there_is_little_noise() -> None:
     assert 0.25 < 0.01 / noise < 1
     assert found.clip_norm == pytest.approx(0.01 / noise * length)
     assert "as large as noise allows" in str(found)
-    assert "wrong by a quarter" in str(suggest_settings(**NUMBERS, epsilon=0.2))
+    assert "an error above 0.25" in str(suggest_settings(**NUMBERS, epsilon=0.2))
 
 
 def test_a_norm_that_is_not_given_is_assumed_aloud() -> None:
