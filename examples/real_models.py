@@ -5,8 +5,8 @@
 * The encoder was trained on public sentences, and learns on sensitive ones to tell another thing:
   its weights are frozen, and a new head is trained.
 
-Each prints what the released model promises and its accuracy on test records (which is not
-covered by that promise).
+Each prints the guarantee of the released model, and its accuracy on test records (which the
+guarantee does not cover).
 
 Run: ``python -m examples.real_models``
 """

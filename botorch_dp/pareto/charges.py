@@ -1,7 +1,7 @@
 """A problem whose trainings are charged to a ledger before they begin.
 
 Nothing else knows of money: a study runs a :class:`ChargedProblem` as it runs any other, and asks
-it what the budget can still bear when it looks for the next config.
+it what the budget still allows when it looks for the next config.
 
 Proof. The configs depend on earlier results, so trainings compose with full adaptivity, and the
 ledger is a filter for that: sums of (epsilon, delta) [Rogers2016], one mu [Smith2022] or Rényi
@@ -87,7 +87,7 @@ class ChargedProblem(PrivacyUtilityProblem):
         """Charge for trainings that are about to begin.
 
         Raises:
-            BudgetExhausted: The budget cannot bear them. Nothing was charged.
+            BudgetExhausted: The budget is too small for them. Nothing was charged.
         """
         label = f"{self.label}: {label}" if self.label else label
         self.ledger.charge(self.price(config, trainings), label=label)

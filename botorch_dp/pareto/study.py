@@ -95,7 +95,7 @@ class DPareto:
         budget: What the trainings may spend, so that all of the study may be published at this
             price. It is kept beside ``storage`` in a file with the suffix ``.ledger``; or give a
             ledger. Each training (replicates and re-evaluations too) is charged before it begins,
-            and a run ends when the budget can bear no config of the space. The problem's promise
+            and a run ends when the budget is too small for every config. The problem's promise
             must have ``secret_noise``.
         label: What the study is for, in public words; shown in the ledger.
 
@@ -603,7 +603,7 @@ class Trainings:
     def start(self, trial: Trial, seeds: Mapping[int, int]) -> None:
         """Charge and begin a training for each of these seeds, by replicate.
 
-        A trial fails if the budget cannot bear it, or if one of its trainings has failed.
+        A trial fails if the budget is too small for it, or if one of its trainings has failed.
         """
         together = self._problem.batched.replicates is not None
         for replicates in [tuple(seeds)] if together else [(replicate,) for replicate in seeds]:

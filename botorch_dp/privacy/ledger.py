@@ -209,7 +209,7 @@ class PrivacyLedger:
             The line that was written.
 
         Raises:
-            BudgetExhausted: The budget cannot bear it. Nothing was charged.
+            BudgetExhausted: The budget is too small. Nothing was charged.
             PrivacyError: The guarantee guarantees nothing, belongs to another relation, or needs
                 ``delta``. Nothing was charged.
         """
@@ -249,7 +249,7 @@ class PrivacyLedger:
             read: Touches the records; nothing in it may draw.
 
         Raises:
-            BudgetExhausted: The budget cannot bear it. Nothing was charged or read.
+            BudgetExhausted: The budget is too small. Nothing was charged or read.
             PrivacyError: As for :meth:`charge`, or the key names something else.
 
         Example:

@@ -112,7 +112,7 @@ class UtilityBound:
         model: The rest: how far the search and its model may be off.
         probability: With which probability the loss stays below ``noise + model``.
         spread: By how much values differ before anything is known of them: noise of this size
-            drowns the answer.
+            hides the answer.
         remark: What the noise means for this release, in numbers.
 
     Example:
@@ -218,7 +218,7 @@ def warn_if_drowned(bound: UtilityBound) -> None:
     """Warn when the privacy noise may hide the answer."""
     if bound.drowned:
         warn_caller(
-            f"The privacy noise may drown this release. {bound} Raise `epsilon`, or compare "
+            f"The privacy noise may hide this release. {bound} Raise `epsilon`, or compare "
             "fewer choices.",
             UtilityWarning,
         )

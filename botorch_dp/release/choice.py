@@ -169,7 +169,7 @@ class PrivateChoice:
         label: str = "",
         unsafe_seed: int | None = None,
     ) -> Release[Tensor]:
-        """Draw one of the choices. Warns beforehand when the noise would drown the answer.
+        """Draw one of the choices. Warns beforehand when the noise may hide the answer.
 
         Args:
             model_or_mean: A BoTorch model or a GPyTorch ``ExactGP`` of ``steps`` observations whose

@@ -114,7 +114,7 @@ class LaplaceMaximum(ABC):
         label: str = "",
         unsafe_seed: int | None = None,
     ) -> Release[float]:
-        """Release the maximum. Warns beforehand when the noise would drown the answer.
+        """Release the maximum. Warns beforehand when the noise may hide the answer.
 
         Args:
             values: The values that the search saw, in its order. Sensitive.

@@ -155,7 +155,7 @@ class OutputPerturbedLogisticRegression:
             label: What it is for, in public words; shown in the ledger.
 
         Raises:
-            BudgetExhausted: If the ledger cannot bear it; no record was read.
+            BudgetExhausted: If the budget is too small; no record was read.
         """
         if not publish:
             if ledger is not None:

@@ -387,7 +387,7 @@ class DPTrainer:
                 ``optimizer`` was left out; pass ``feature_norm`` with it.
 
         Raises:
-            BudgetExhausted: If the ledger cannot bear the run; nothing was trained.
+            BudgetExhausted: If the budget is too small for the run; nothing was trained.
             PrivacyError: If the arguments contradict each other (nothing was charged), or if, at
                 the final weights of a model to be published, a record reaches beyond its own
                 gradient (it is not handed out; the charge stays spent).

@@ -369,7 +369,7 @@ class PrivateSelection(Generic[Artifact]):
             label: What it is for, in public words; shown in the ledger.
 
         Raises:
-            BudgetExhausted: If the ledger cannot bear it; nothing was read.
+            BudgetExhausted: If the budget is too small; nothing was read.
         """
         check_payment(ledger, unsafe_seed=self.unsafe_seed)
         if self.unsafe_seed is None:

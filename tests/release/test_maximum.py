@@ -216,7 +216,7 @@ def test_ledger_is_charged_before_the_values_are_looked_at(name):
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_warns_when_the_noise_drowns_the_answer(name):
-    with pytest.warns(UtilityWarning, match="noise may drown") as caught:
+    with pytest.warns(UtilityWarning, match="noise may hide") as caught:
         replace(MECHANISMS[name], epsilon=0.01).release(VALUES)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():

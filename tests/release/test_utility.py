@@ -134,7 +134,7 @@ def test_spread_of_the_prior() -> None:
 
 
 def test_a_drowned_answer_is_warned_of_where_the_caller_is() -> None:
-    with pytest.warns(UtilityWarning, match=r"may drown .* by at most 2\.25 .*`epsilon`") as caught:
+    with pytest.warns(UtilityWarning, match=r"may hide .* by at most 2\.25 .*`epsilon`") as caught:
         warn_if_drowned(replace(BOUND, noise=2.0))
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
