@@ -70,5 +70,5 @@ def test_is_stored_executed_and_without_errors(path: Path) -> None:
     assert path.stat().st_size < 1_500_000
 
 
-def test_there_are_seven() -> None:
-    assert len(NOTEBOOKS) == 7
+def test_there_are_eight() -> None:
+    assert len(NOTEBOOKS) == 8
