@@ -33,38 +33,24 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    epsilon = commands.add_parser(
-        "epsilon", help="compute the epsilon of a DP-SGD run, or its noise multiplier"
-    )
+    epsilon = commands.add_parser("epsilon", help="compute the epsilon, or the noise, of DP-SGD")
     given = epsilon.add_mutually_exclusive_group(required=True)
-    given.add_argument(
-        "--noise-multiplier", type=float, help="noise multiplier (noise over the clipping norm)"
-    )
+    given.add_argument("--noise-multiplier", type=float, help="noise over the clipping norm")
     given.add_argument("--epsilon", type=float, help="find the noise multiplier for this epsilon")
     epsilon.add_argument("--records", type=int, required=True, help="number of training records")
-    epsilon.add_argument(
-        "--batch-size", type=int, required=True, help="expected records in a batch"
-    )
+    epsilon.add_argument("--batch-size", type=int, required=True, help="expected batch size")
     epsilon.add_argument("--epochs", type=int, required=True, help="passes over the records")
     epsilon.add_argument("--delta", type=float, default=1e-5, help="delta (default: 1e-5)")
     epsilon.add_argument("--json", action="store_true", help="print JSON")
     epsilon.set_defaults(run=_epsilon)
 
-    suggest = commands.add_parser(
-        "suggest", help="show the default settings for an epsilon, and why"
-    )
+    suggest = commands.add_parser("suggest", help="show default settings for an epsilon, and why")
     suggest.add_argument("--records", type=int, required=True, help="number of training records")
     suggest.add_argument("--features", type=int, required=True, help="number of features")
-    suggest.add_argument(
-        "--epsilon", type=float, required=True, help="target epsilon of the training"
-    )
+    suggest.add_argument("--epsilon", type=float, required=True, help="target epsilon")
     suggest.add_argument("--delta", type=float, default=1e-5, help="delta (default: 1e-5)")
-    suggest.add_argument(
-        "--outputs", type=int, default=1, help="number of outputs, such as classes (default: 1)"
-    )
-    suggest.add_argument(
-        "--hidden", type=int, nargs="+", default=[], metavar="WIDTH", help="hidden layer widths"
-    )
+    suggest.add_argument("--outputs", type=int, default=1, help="classes or outputs (default: 1)")
+    suggest.add_argument("--hidden", type=int, nargs="+", default=[], help="hidden layer widths")
     suggest.add_argument(
         "--feature-norm",
         type=lambda given: given if given == "private" else float(given),
@@ -72,26 +58,16 @@ def parser() -> argparse.ArgumentParser:
         help="public root mean square norm of a record's features; or 'private', to find it "
         "within epsilon (tables only)",
     )
-    suggest.add_argument(
-        "--regression", action="store_true", help="the targets are numbers of about unit size"
-    )
+    suggest.add_argument("--regression", action="store_true", help="targets of about unit size")
     suggest.set_defaults(run=_suggest)
 
     verify = commands.add_parser(
         "verify", help="check a receipt; the exit code is 0 if nothing contradicts"
     )
     verify.add_argument("receipt", type=Path, help="a JSON file")
-    verify.add_argument(
-        "--artifact", type=Path, help="the released file: .pt, .json, .npy or any other"
-    )
-    verify.add_argument(
-        "--public-key", type=Path, help="PEM file of the public key of the expected signer"
-    )
-    verify.add_argument(
-        "--registry",
-        action="store_true",
-        help="print the receipt's entry for the registry of DP deployments",
-    )
+    verify.add_argument("--artifact", type=Path, help="released file: .pt, .json, .npy or other")
+    verify.add_argument("--public-key", type=Path, help="PEM file of the signer's public key")
+    verify.add_argument("--registry", action="store_true", help="print an entry for the registry")
     verify.set_defaults(run=_verify)
 
     sign = commands.add_parser("sign", help="sign a receipt with an Ed25519 key of your own")
@@ -107,34 +83,17 @@ def parser() -> argparse.ArgumentParser:
     create.add_argument("path", type=Path, metavar="FILE")
     create.add_argument("--epsilon", type=float, required=True, help="total epsilon")
     create.add_argument("--delta", type=float, default=0.0, help="total delta (default: 0)")
-    create.add_argument(
-        "--summed",
-        type=float,
-        help="share of the budget for releases without Gaussian noise, from 0 to 1",
-    )
-    create.add_argument(
-        "--renyi", action="store_true", help="add up Rényi divergences, for trainings with DP-SGD"
-    )
+    create.add_argument("--summed", type=float, help="share without Gaussian noise, 0 to 1")
+    create.add_argument("--renyi", action="store_true", help="Rényi accounting, for DP-SGD")
     create.set_defaults(run=_ledger_create)
     show = actions.add_parser("show", help="show what is spent, what is left, and all charges")
     show.add_argument("path", type=Path, metavar="FILE")
     show.set_defaults(run=_ledger_show)
 
-    report = commands.add_parser(
-        "report", help="write a stored study as one HTML page, as sensitive as the study"
-    )
-    report.add_argument(
-        "path", type=Path, metavar="FILE", help="the study's file; the study may be running"
-    )
-    report.add_argument(
-        "--out",
-        type=Path,
-        metavar="HTML",
-        help="file to write (default: the study's name with .html)",
-    )
-    report.add_argument(
-        "--ledger", type=Path, help="the study's ledger (default: the one beside it)"
-    )
+    report = commands.add_parser("report", help="write a stored study as one HTML page, sensitive")
+    report.add_argument("path", type=Path, metavar="FILE", help="the study's file")
+    report.add_argument("--out", type=Path, metavar="HTML", help="default: its name with .html")
+    report.add_argument("--ledger", type=Path, help="its ledger (default: the one beside it)")
     report.set_defaults(run=_report)
     return top
 
@@ -173,11 +132,7 @@ def _epsilon(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"steps": steps, "delta": options.delta, f"{column}s": rows}, indent=1))
         return 0
-    asked = (
-        f"noise {options.noise_multiplier}"
-        if options.epsilon is None
-        else f"epsilon {options.epsilon}"
-    )
+    asked = f"epsilon {options.epsilon}" if options.epsilon else f"noise {options.noise_multiplier}"
     print(f"{steps} steps, {asked}, delta {options.delta}\n")
     print(f"{'batches':<21}{'protected against':<19}{column:>16}")
     for row in rows:

@@ -268,9 +268,8 @@ class PrivateObjective:
         mu = sqrt_below(Fraction(ledger.mu_left()) ** 2 / count)
         if mu == 0:
             raise BudgetExhausted(
-                f"None of the budget {ledger.budget} is available for Gaussian noise, which "
-                "every evaluation needs: give it a delta, and `summed` below 1. Nothing was "
-                "charged.",
+                f"None of the budget {ledger.budget} is available for Gaussian noise, which every "
+                "evaluation needs: give it a delta, and `summed` below 1. Nothing was charged.",
                 requested=(0.0, 0.0),
                 remaining=ledger.remaining(),
             )

@@ -475,9 +475,8 @@ def warn_large_delta(delta: float, num_records: int | None) -> None:
     if num_records is None or delta * check_integer("num_records", num_records) < 1:
         return
     warn_caller(
-        f"`delta` = {rounded_up(delta)} is not below 1 / {num_records:,}: publishing whole "
-        "records with that probability would satisfy the same guarantee. Choose a delta far "
-        "below it."
+        f"`delta` = {rounded_up(delta)} is not below 1 / {num_records:,}: publishing whole records "
+        "with that probability would satisfy the same guarantee. Choose a delta far below it."
     )
 
 

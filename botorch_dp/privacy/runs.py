@@ -68,9 +68,8 @@ RELEASE_TABLES: tuple[str, ...] = (
         for event in ("UPDATE", "DELETE")
     ),
     # REPLACE would get around the two above.
-    "CREATE TRIGGER released_once BEFORE INSERT ON released "
-    "WHEN EXISTS (SELECT 1 FROM released WHERE key = NEW.key) "
-    f"BEGIN SELECT RAISE(ABORT, '{_ONCE}'); END",
+    "CREATE TRIGGER released_once BEFORE INSERT ON released WHEN EXISTS (SELECT 1 FROM released "
+    f"WHERE key = NEW.key) BEGIN SELECT RAISE(ABORT, '{_ONCE}'); END",
 )
 
 

@@ -279,12 +279,11 @@ def check_evaluation(model: nn.Module, data: TrainTest, *, random_weights: bool 
                 together, alone, rtol=0.0, atol=_SAME_OUTPUT * scale, equal_nan=True
             ):
                 raise PrivacyError(
-                    "The model mixes the records of a batch in evaluation mode "
-                    "(`model.eval()`), or changes with each call: on random data, the result "
-                    "for a record in a batch was not that for the record alone. Its output for "
-                    "one record would then depend on other records. Remove what compares the "
-                    "records of a batch, such as a mean over them or the scales of dynamic "
-                    "quantization."
+                    "The model mixes the records of a batch in evaluation mode (`model.eval()`), "
+                    "or changes with each call: on random data, the result for a record in a batch "
+                    "was not that for the record alone. Its output for one record would then "
+                    "depend on other records. Remove what compares the records of a batch, such as "
+                    "a mean over them or the scales of dynamic quantization."
                 )
 
 
