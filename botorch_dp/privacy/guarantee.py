@@ -389,10 +389,10 @@ class Guarantee:
     @property
     def in_plan(self) -> str:
         """The sentence, and where the conditions are: the line of a plan."""
+        if self.void is not None or not self.conditions:
+            return self.sentence
         many = f"{len(self.conditions)} condition{'s' * (len(self.conditions) != 1)}"
-        return self.sentence + f" It rests on {many}: print(plan.guarantee)." * bool(
-            self.conditions
-        )
+        return f"{self.sentence} It rests on {many}: print(plan.guarantee)."
 
     @property
     def quoted(self) -> tuple[float, float]:
