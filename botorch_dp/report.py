@@ -221,7 +221,7 @@ def _to_deploy(front: ParetoFront, recommend: Callable[[float], OperatingPoint])
             continue  # nothing in the space has so small an epsilon
         error = "{:.4f} ({:.4f} to {:.4f})".format(point.error, *point.interval)
         values = [point.config.get(name) for name in parameters]
-        origin = "tried" if point.tried else "never tried"
+        origin = "trained" if point.tried else "not trained yet"
         rows.append([f"{limit:g}", rounded_up(point.epsilon), error, *values, origin])
     heads = ["ε at most", "ε", "expected error (95% interval)", *parameters, "origin"]
     columns = {head: [row[i] for row in rows] for i, head in enumerate(heads)}
