@@ -289,9 +289,9 @@ def test_a_target_above_10_warns_where_a_model_is_to_be_published() -> None:
     """A study tries many targets with seeds, and they promise nothing."""
     trainer = DPTrainer(lambda: logistic_regression(3), logistic_loss, DATA)
     settings = {name: value for name, value in TRAINING.items() if name != "noise_multiplier"}
-    with pytest.warns(UserWarning, match="`epsilon` = 12.5 promises next to nothing"):
+    with pytest.warns(UserWarning, match="`epsilon` = 12.5 guarantees next to nothing"):
         trainer.plan(**settings, target_epsilon=12.5)
-    with pytest.warns(UserWarning, match="`epsilon` = 13.5 promises next to nothing"):
+    with pytest.warns(UserWarning, match="`epsilon` = 13.5 guarantees next to nothing"):
         trainer.fit(**settings, target_epsilon=13.5, publish=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

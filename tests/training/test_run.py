@@ -283,7 +283,7 @@ class TestInterruption:
         loss = Interrupting(8)
         each = DPTrainer(NETWORK, loss, FLOAT_DATA)
         loss.armed = True
-        with pytest.warns(UserWarning, match=r"for good after 8 of 30 steps.* all 30\."):
+        with pytest.warns(UserWarning, match=r"for good after 8 of 30 steps.* all 30 steps\."):
             stopped = each.fit(**SETTINGS, publish=True, ledger=ledger, curve=(1, 3))
         assert stopped.steps == 8
         (entry,) = ledger.entries()
