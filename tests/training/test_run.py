@@ -289,7 +289,7 @@ class TestInterruption:
         (entry,) = ledger.entries()
         assert stopped.guarantee == stopped.plan.guarantee == entry.guarantee
         assert stopped.epsilon == stopped.plan.epsilon
-        assert "after 8 of 30 steps" in str(stopped) and "price is that of all 30" in str(stopped)
+        assert "after 8 of 30 steps" in str(stopped) and "cost is that of all 30" in str(stopped)
         assert stopped.receipt().document["training"]["steps"] == 30
         assert weights(stopped.model).isfinite().all()
 
