@@ -510,6 +510,7 @@ class _PrivateEstimator(BaseEstimator):
             seed = self.unsafe_seed
             how: Any = {"publish": seed is None, "seed": seed, "on_interrupt": "raise"}
             trained = trainer.fit(**how, **self._settings(layout))
+            assert trained.plan.guarantee.losses == plan.guarantee.losses  # as it was charged
             return nn.Sequential(shapes, trained.model), trained.plan
 
         released = make_release(
