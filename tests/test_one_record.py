@@ -625,7 +625,7 @@ def binned(records: list[Any]) -> Any:
 def tabulated(records: list[Any]) -> Any:
     """The numbers that a table becomes; and a scaler is fitted to it to its end."""
     table = np.array([row for row, _ in records])
-    PrivateScaler(unsafe_seed=0).fit(table).transform(table)
+    PrivateScaler(9.0, unsafe_seed=0).fit(table).transform(table)
     return _Table(PrivateScaler(), table).numbers().T
 
 
