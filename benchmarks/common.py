@@ -215,7 +215,8 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
         "Avent2020",
         "Table 2: the lead over 19 disjoint draws of random points",
         "as in the text",
-        "Ten trainings of each point, as in the published code (R in the text).",
+        "Ten trainings of each point, as in the published code (R in the text). Two studies of the "
+        "default and one in the paper's way, of each setting.",
         120,
         "",
         "--settings LogReg+SGD --replicates 1 --points 57 --fewer 19 --trials 18 --seeds 1",

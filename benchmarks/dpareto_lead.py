@@ -233,7 +233,7 @@ AXES = {"dominating pairs": 0, "Rényi divergences": 1}
 
 def leads(pool: Points, study: Points) -> dict[str, Any]:
     """The study against disjoint draws of as many points as it chose itself."""
-    random, own = np.array(pool), np.array(study[:DRAWN])
+    random, own = np.array(pool, float), np.array(study[:DRAWN], float)
     draws = [random[place::DRAWS] for place in range(DRAWS)]
     found: dict[str, Any] = {}
     for axis, column in AXES.items():
@@ -278,7 +278,8 @@ def draw(pools: dict[str, Points], studies: dict[str, Points], trainings: int) -
     for row, (label, pool) in zip(grid, pools.items(), strict=True):
         for ax, (axis, column) in zip(row, AXES.items(), strict=True):
             columns = [column, 2]
-            random, own = np.array(pool)[:, columns], np.array(studies[label])[:DRAWN, columns]
+            random = np.array(pool)[:, columns]
+            own = np.array(studies[label])[:DRAWN, columns]
             ax.plot(*random.T, ".", ms=2, color="0.8", label=f"{len(pool):,} random points")
             for place in range(DRAWS):
                 steps = front(random[place::DRAWS])
