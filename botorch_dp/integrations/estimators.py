@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,15 +19,24 @@ from torch import Tensor, nn
 
 from botorch_dp._checks import check_choice, needs_extra, warn_caller
 from botorch_dp.groups import groups_of
+from botorch_dp.integrations.columns import (
+    Array,
+    Column,
+    Layout,
+    Table,
+    checked_labels,
+    described,
+    ends_of,
+    places_of,
+    stated_bounds,
+    target_column,
+)
 from botorch_dp.privacy import PrivacyLedger, PrivacyUnit, Receipt, Release
 from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.guarantee import ONE_RECORD
 from botorch_dp.privacy.ledger import make_release
-from botorch_dp.scores import as_numbers, rows_as_numbers
-from botorch_dp.scores import column as objects
 from botorch_dp.training import (
     DPTrainer,
-    Ranges,
     TrainingPlan,
     TrainingSettings,
     TrainTest,
@@ -46,13 +54,10 @@ with needs_extra("sklearn", "`botorch_dp.integrations.estimators`"):
         RegressorMixin,
         TransformerMixin,
     )
-    from sklearn.exceptions import DataConversionWarning
     from sklearn.frozen import FrozenEstimator
     from sklearn.pipeline import Pipeline
     from sklearn.utils import get_tags
-    from sklearn.utils.validation import check_is_fitted, validate_data
-
-Array = NDArray[np.float64]
+    from sklearn.utils.validation import check_is_fitted
 
 _CHOSEN = (
     "whatever is stated of the columns and targets (bounds, labels, types, the categories of a "
@@ -60,159 +65,11 @@ _CHOSEN = (
     "whatever changed the features before (a scaler, an encoding, a selection) was chosen, and "
     "fitted, without these records, or has a guarantee that is counted beside this one",
 )
-#: Kinds of NumPy's types, and what they are.
-_KINDS = {"biuf": "numbers", "biu": "integers, as `classes` are", "f": "floats, as `classes` are"}
-_KINDS["UO"] = "text, as `classes` are"
-#: How far columns are from 0 where bounds scale them to between -1 and 1: between those that fill
-#: their bounds evenly (0.58) and those that lie at them (1).
-_FILLED = 0.7
-#: The same of curves, most pieces of which are at one of their ends.
-_FILLED_CURVES = 0.8
 #: How many times as far from the median as the quartiles the range of targets reaches: what lies
 #: beyond is predicted wrongly, while columns lose little there.
 _TARGET_WIDTHS = 4.0
 #: Pieces of a curve, and rows whose features are computed at once.
 _PIECES, _ROWS = 16, 512
-_PER_DAY = {"D": 1, "h": 24, "m": 1440, "s": 86_400, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
-
-
-# --- Tables: what the types of columns say, which is public. ---
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column as its type describes it; ``categories`` are those of a category's type."""
-
-    name: Any
-    kind: Literal["number", "flag", "date", "category"]
-    type: Any = None
-
-    @property
-    def width(self) -> int:
-        """How many columns of numbers it becomes."""
-        return len(self.type.categories) if self.kind == "category" else 1
-
-    def numbers(self, values: Any) -> Array:
-        """``n x width`` doubles; what is missing is NaN."""
-        if self.kind == "category":
-            codes = values.astype(self.type).cat.codes.to_numpy()
-            return np.where(codes[:, None] < 0, np.nan, codes[:, None] == np.arange(self.width))
-        if self.kind == "date":
-            # Counted in the unit of the type, so that no value is too far away to be converted.
-            unit_type = _date_type(values.dtype)
-            unit, step = np.datetime_data(unit_type)
-            dates = values if isinstance(values, np.ndarray) else values.to_numpy(dtype=unit_type)
-            ticks = dates.astype(unit_type).view(np.int64)
-            missing = ticks == np.iinfo(np.int64).min
-            return np.where(missing, np.nan, ticks * (step / _PER_DAY[unit]))[:, None]
-        if isinstance(values, np.ndarray):
-            return values.astype(np.float64)[:, None]
-        return values.to_numpy(dtype=np.float64, na_value=np.nan)[:, None]
-
-
-def _date_type(dtype: Any) -> np.dtype[Any]:
-    """NumPy's type of dates; those of pandas with a time zone are counted in UTC."""
-    return dtype if isinstance(dtype, np.dtype) else np.dtype(f"M8[{dtype.unit}]")
-
-
-def _column(name: Any, dtype: Any) -> _Column:
-    kind = getattr(dtype, "kind", "")
-    if hasattr(dtype, "categories"):
-        return _Column(name, "category", dtype)
-    if kind == "b":
-        return _Column(name, "flag")
-    if kind and kind in "iuf":
-        return _Column(name, "number")
-    if kind and kind in "mM" and np.datetime_data(_date_type(dtype))[0] in _PER_DAY:
-        return _Column(name, "date")
-    raise ValueError(
-        f"`X` must be numbers, dates, truth values or categories, got a column {name!r} of type "
-        f"{dtype}: unknown label type, or Complex data not supported. Its values are not looked "
-        "at. Leave it out, convert it to numbers, or list its categories: "
-        f"X[{name!r}].astype(pd.CategoricalDtype(['a', 'b']))."
-    )
-
-
-def _described(X: Any) -> list[_Column]:
-    """The columns of an array or a data frame, by their types alone."""
-    if not hasattr(X, "dtype") and not hasattr(X, "dtypes"):
-        raise ValueError(
-            f"`X`: X should be a 2d array, a data frame or a list of rows, got {type(X).__name__}."
-        )
-    if X.ndim != 2:
-        raise ValueError(f"`X` must be n x d, got {X.shape}. Reshape your data.")
-    if hasattr(X, "dtype"):
-        kind = _column(0, X.dtype)
-        return [replace(kind, name=place) for place in range(X.shape[1])]
-    return [_column(name, dtype) for name, dtype in zip(X.columns, X.dtypes, strict=True)]
-
-
-def _usual_length(rows: Sequence[Any]) -> int:
-    """How many numbers most rows have: no single one decides."""
-    lengths = Counter(len(row) for row in rows if isinstance(row, list | tuple | np.ndarray))
-    if not lengths:
-        raise ValueError("`X` must hold rows, n x d. Reshape your data.")
-    return lengths.most_common(1)[0][0]
-
-
-class _Table:
-    """A table whose types have been checked; :meth:`numbers` reads it.
-
-    Args:
-        estimator: What it is given to.
-        X: An array, a data frame or a list of rows.
-        columns: Those of an earlier fit; None in a fit.
-    """
-
-    def __init__(self, estimator: Any, X: Any, columns: list[_Column] | None = None) -> None:
-        if isinstance(X, list | tuple):
-            X = rows_as_numbers(X, (_usual_length(X),))
-        found, is_frame = _described(X), hasattr(X, "columns")
-        how: Any = {"skip_check_array": True}
-        if not is_frame:
-            how = {"dtype": None, "ensure_all_finite": False}
-        validate_data(estimator, X, reset=columns is None, **how)
-        if 0 in X.shape:
-            raise ValueError(f"`X` has shape {X.shape}: 0 sample(s) or 0 feature(s).")
-        self.columns = found if columns is None else columns
-        self.num_records = len(X)
-        self._parts = [X.iloc[:, i] if is_frame else X[:, i] for i in range(len(self.columns))]
-
-    def numbers(self) -> Array:
-        """Doubles, ``n x c``; what is missing is NaN."""
-        pairs = zip(self.columns, self._parts, strict=True)
-        return np.concatenate([column.numbers(part) for column, part in pairs], axis=1)
-
-
-def _stated_bounds(columns: list[_Column], bounds: Any) -> list[tuple[float, float] | None]:
-    """The bounds of each column of numbers, ``c``; None where they are to be found privately.
-
-    Truth values and categories are between 0 and 1.
-    """
-    if isinstance(bounds, str):
-        check_choice("bounds", bounds, ("private",))
-        given: dict[Any, Any] = {}
-    elif isinstance(bounds, Mapping):
-        given = dict(bounds)
-        unknown = [name for name in given if name not in [column.name for column in columns]]
-        if unknown:
-            raise ValueError(f"`bounds` names columns that `X` does not have: {unknown}.")
-    else:
-        low, high = _ends("bounds", bounds, (len(columns),))
-        given = {c.name: pair for c, *pair in zip(columns, low, high, strict=True)}
-    stated: list[tuple[float, float] | None] = []
-    for column in columns:
-        if column.kind in ("flag", "category"):
-            stated += [(0.0, 1.0)] * column.width
-        elif column.name in given:
-            low, high = _ends("bounds", given[column.name], ())
-            stated.append((float(low), float(high)))
-        else:
-            stated.append(None)
-    return stated
-
-
-# --- Estimators. ---
 
 
 class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -283,8 +140,8 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             key: Names the released ranges in the ledger: asking again replays them, free of charge.
             label: What it is for, in public words; shown in the ledger.
         """
-        table = _Table(self, X)
-        stated = _stated_bounds(table.columns, {} if self.bounds is None else self.bounds)
+        table = Table(self, X)
+        stated = stated_bounds(table.columns, {} if self.bounds is None else self.bounds)
         found = [place for place, each in enumerate(stated) if each is None]
         if not found:
             raise ValueError("The bounds of all columns are stated: there is nothing to find.")
@@ -311,7 +168,7 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def transform(self, X: Any) -> Array:
         """Columns between -1 and 1, ``n x d``."""
         check_is_fitted(self)
-        numbers = torch.from_numpy(_Table(self, X, self._columns).numbers())
+        numbers = torch.from_numpy(Table(self, X, self._columns).numbers())
         scaled: Array = Shapes(self._ends)(numbers).numpy()
         return scaled
 
@@ -330,57 +187,12 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return tags
 
 
-def _counted(table: _Table, groups: Any, per_group: int | None = None) -> tuple[int, Any, Any]:
+def _counted(table: Table, groups: Any, per_group: int | None = None) -> tuple[int, Any, Any]:
     """How many records or people there are, the unit, and whose records ranges are read of."""
     found = groups_of(groups, table.num_records, None if groups is None else per_group)
     if found is None:
         return table.num_records, ONE_RECORD, slice(None)
     return len(found), PrivacyUnit.of_person(found.per_group), found.first
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """What public numbers and types make of a table: what is stated, what is found, how finely."""
-
-    num_records: int
-    unit: PrivacyUnit
-    columns: list[_Column]
-    stated: list[tuple[float, float] | None]
-    ranges: RangesPlan | None
-    pieces: int | None
-
-    @property
-    def flags(self) -> list[int]:
-        """Places of the columns that are 1 for a category and 0 for others."""
-        kinds = [column.kind for column in self.columns for _ in range(column.width)]
-        return [place for place, kind in enumerate(kinds) if kind == "category"]
-
-    @property
-    def most_features(self) -> int:
-        """If no two knots coincide."""
-        several = sum(column.kind in ("number", "date") for column in self.columns)
-        return len(self.stated) + several * (self.pieces or 0)
-
-    @property
-    def feature_norm(self) -> float:
-        """The root mean square norm of a record's features: of each column 1 at most."""
-        return (_FILLED_CURVES if self.pieces else _FILLED) * len(self.columns) ** 0.5
-
-    def shapes(self, found: Ranges | None, targets: tuple[float, float]) -> Shapes:
-        """The features, given what was released of the columns that are not stated."""
-        own = iter([] if found is None else found.ends())
-        ends = [next(own) if each is None else each for each in self.stated]
-        if self.pieces is None:
-            return Shapes(ends, None, self.flags, targets)
-        curves = iter(() if found is None or found.knots is None else found.knots)
-        kinds = [column.kind for column in self.columns for _ in range(column.width)]
-        knots = [
-            next(curves)
-            if each is None
-            else np.linspace(*each, 1 + (self.pieces if kind in ("number", "date") else 0))
-            for each, kind in zip(self.stated, kinds, strict=True)
-        ]
-        return Shapes(ends, knots, self.flags, targets)
 
 
 class _PrivateEstimator(BaseEstimator):
@@ -425,23 +237,23 @@ class _PrivateEstimator(BaseEstimator):
                 which only the names and types are read.
         """
         columns = (
-            _described(num_features)
+            described(num_features)
             if hasattr(num_features, "ndim")
-            else [_Column(place, "number") for place in range(num_features)]
+            else [Column(place, "number") for place in range(num_features)]
         )
         return self._plan(self._layout(num_records, columns))
 
-    def _layout(self, n: int, columns: list[_Column], unit: PrivacyUnit = ONE_RECORD) -> _Layout:
+    def _layout(self, n: int, columns: list[Column], unit: PrivacyUnit = ONE_RECORD) -> Layout:
         check_choice("shape", self.shape, ("additive", "linear"))
         self._parameters()
-        stated = _stated_bounds(columns, self.bounds)
+        stated = stated_bounds(columns, self.bounds)
         found = sum(each is None for each in [*stated, self._target_ends()])
         how = (self.epsilon, self.delta, None, unit)
         ranges = RangesPlan.within(n, found, *how) if found else None
         is_curved = self.shape == "additive" and not tuple(self.hidden)
-        return _Layout(n, unit, columns, stated, ranges, _PIECES if is_curved else None)
+        return Layout(n, unit, columns, stated, ranges, _PIECES if is_curved else None)
 
-    def _plan(self, layout: _Layout) -> TrainingPlan:
+    def _plan(self, layout: Layout) -> TrainingPlan:
         """The training at its widest; fewer features change its steps and not its price."""
         outputs, kind = self._parameters()
         n = layout.num_records
@@ -455,13 +267,13 @@ class _PrivateEstimator(BaseEstimator):
             warn_caller(*ranges)
         return replace(plan, conditions=_CHOSEN, notes=(*ranges, *plan.notes))
 
-    def _trainer(self, X: Tensor, Y: Tensor, layout: _Layout, groups: Any) -> DPTrainer:
+    def _trainer(self, X: Tensor, Y: Tensor, layout: Layout, groups: Any) -> DPTrainer:
         outputs, _ = self._parameters()
         factory = partial(multilayer_perceptron, X.shape[1], outputs, tuple(self.hidden))
         trainer = DPTrainer(factory, type(self)._loss, TrainTest(X, Y), groups=groups)
         return trainer.beside(None if layout.ranges is None else layout.ranges.guarantee)
 
-    def _settings(self, layout: _Layout) -> TrainingSettings:
+    def _settings(self, layout: Layout) -> TrainingSettings:
         settings: TrainingSettings = {"target_epsilon": self.epsilon, "delta": self.delta}
         settings["feature_norm"] = layout.feature_norm
         if self.batch_size is not None:
@@ -480,7 +292,7 @@ class _PrivateEstimator(BaseEstimator):
         label: str,
     ) -> None:
         """Train; ``read`` reads the targets, numbers or places of labels, when it is time to."""
-        table = _Table(self, X)
+        table = Table(self, X)
         n = table.num_records
         if np.shape(y) != (n,):
             raise ValueError(f"`y` must be one target for each of {n} records, got {np.shape(y)}.")
@@ -543,7 +355,7 @@ class _PrivateEstimator(BaseEstimator):
 
     def _outputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        numbers = _Table(self, X, self._columns).numbers()
+        numbers = Table(self, X, self._columns).numbers()
         with torch.no_grad():
             features = _features(self._shapes, numbers, torch.double)
             outputs: Tensor = copy.deepcopy(self.model_[1]).double()(features)
@@ -564,7 +376,7 @@ class _PrivateEstimator(BaseEstimator):
         sensitive as they are.
         """
         check_is_fitted(self)
-        return self._parts(_Table(self, X, self._columns).numbers())
+        return self._parts(Table(self, X, self._columns).numbers())
 
     def curves(self) -> dict[Any, tuple[NDArray[Any], Array]]:
         """What the model learnt of each column: values, and their part of a prediction.
@@ -678,7 +490,7 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
         self.unsafe_seed = unsafe_seed
 
     def _parameters(self) -> tuple[int, torch.dtype]:
-        return len(_labels(self.classes)), torch.long
+        return len(checked_labels(self.classes)), torch.long
 
     def _target_ends(self) -> tuple[float, float]:
         return 0.0, 1.0  # labels have no range
@@ -710,10 +522,10 @@ class DPClassifier(ClassifierMixin, _PrivateEstimator):
             ledger: Charged before a record is read.
             label: What it is for, in public words; shown in the ledger.
         """
-        self.classes_ = _labels(self.classes)
+        self.classes_ = checked_labels(self.classes)
         kind = self.classes_.dtype.kind
-        y = _column_of(y, {"U": "UO", "f": "f"}.get(kind, "biu"))
-        self._fit(X, y, lambda: _places(y, self.classes_), groups, ledger, label)
+        y = target_column(y, {"U": "UO", "f": "f"}.get(kind, "biu"))
+        self._fit(X, y, lambda: places_of(y, self.classes_), groups, ledger, label)
         return self
 
     def predict_proba(self, X: Any) -> Array:
@@ -792,7 +604,7 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
         if isinstance(self.target_bounds, str):
             check_choice("target_bounds", self.target_bounds, ("private",))
             return None
-        low, high = _ends("target_bounds", self.target_bounds, ())
+        low, high = ends_of("target_bounds", self.target_bounds, ())
         return float(low), float(high)
 
     def _told(self, targets: Array, low: float, high: float) -> Tensor:
@@ -821,7 +633,7 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
             ledger: Charged before a record is read.
             label: What it is for, in public words; shown in the ledger.
         """
-        y = _column_of(y, "biuf")
+        y = target_column(y, "biuf")
 
         def targets() -> Array:
             values = np.asarray(y, dtype=np.float64)
@@ -836,67 +648,6 @@ class DPRegressor(RegressorMixin, _PrivateEstimator):
         low, high = self._shapes.targets.tolist()
         predicted: Array = ((scaled * (high - low) + low + high) / 2).numpy()
         return predicted
-
-
-def _column_of(y: Any, kinds: str) -> Any:
-    """The targets as one column; another kind is refused, and a list is read target by target."""
-    if isinstance(y, list | tuple):
-        return objects(y) if "U" in kinds else as_numbers(objects(y))
-    if not hasattr(y, "dtype") and not hasattr(y, "dtypes"):
-        raise ValueError(
-            f"`y`: y should be a 1d array, a list or a data frame's column, got {type(y).__name__}."
-        )
-    if y.shape[1:] == (1,):
-        message = "A column-vector y was passed when a 1d array was expected."
-        warn_caller(message, DataConversionWarning)
-        y = y.iloc[:, 0] if hasattr(y, "iloc") else y[:, 0]
-    kind = getattr(y.dtype, "kind", "")
-    # Nullable numbers of pandas become objects where one of them is missing.
-    if kind not in kinds or (kind != "O" and not isinstance(y.dtype, np.dtype)):
-        raise ValueError(
-            f"`y` must be {_KINDS[kinds]}, got a column of type {y.dtype}: unknown label "
-            "type, or Complex data not supported. Convert it."
-        )
-    return y
-
-
-def _labels(classes: Any) -> NDArray[Any]:
-    given = () if classes is None else list(classes)
-    labels = np.unique(np.asarray(given))
-    kinds = {np.asarray(each).dtype.kind for each in given}
-    if len(labels) < 2 or len(labels) < len(given) or len(kinds) > 1 or not kinds <= set("biufU"):
-        raise ValueError(
-            "`classes` must be at least two different labels, such as (0, 1) or ('no', 'yes'), all "
-            f"integers, all floats or all text, got {classes!r}. They are not read from the "
-            "records, because that would release them without noise."
-        )
-    return labels
-
-
-def _places(labels: Any, classes: NDArray[Any]) -> Array:
-    """Where each label is among the classes, -1 if it is not there, ``n``."""
-    if classes.dtype.kind == "U":
-        known = {label: place for place, label in enumerate(classes.tolist())}
-        found = [known.get(each, -1) if isinstance(each, str) else -1 for each in labels]
-        return np.array(found, dtype=np.float64)
-    equal = np.asarray(labels)[:, None] == classes
-    return np.where(equal.any(axis=1), equal.argmax(axis=1), -1).astype(np.float64)
-
-
-def _ends(
-    name: str, bounds: Any, shape: tuple[int, ...]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The ends of public bounds for arrays of this shape."""
-    try:
-        low, high = (np.broadcast_to(np.asarray(b, dtype=np.float64), shape) for b in bounds)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"`{name}` must be 'private', or (low, high): two numbers or two rows of them, got "
-            f"{bounds!r}."
-        ) from error
-    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise ValueError(f"`{name}` must be finite, the low ones below the high ones.")
-    return low, high
 
 
 def _warn_of_fitted_steps(estimator: _PrivateEstimator) -> None:
