@@ -470,7 +470,7 @@ MUTANTS = [
         ("return each_part(torch.zeros_like, self._X), torch.zeros_like(self._Y), False", "raise"),
     ),
     *_mutants(
-        "integrations/estimators.py",
+        "integrations/columns.py",
         "integrations/test_estimators.py",
         ("if kind not in kinds or (kind", "if (kind"),
         ("known.get(each, -1) if isinstance(each, str) else -1", "known.get(each, -1)"),
