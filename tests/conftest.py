@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -28,6 +29,16 @@ def pytest_configure() -> None:
         problem = str(error).splitlines()[0]
         pytest.exit(f"BOTORCH_DP_TEST_DEVICE={name} cannot be used here: {problem}", returncode=2)
     torch.set_default_device(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_stale_builds() -> None:
+    """A killed build of BoTorch's kernel leaves a lock for which each later one waits for ever."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    for lock in Path(get_default_build_root()).glob("*/*/lock"):
+        if time.time() - lock.stat().st_mtime > 300:
+            lock.unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True)
