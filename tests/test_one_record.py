@@ -39,12 +39,8 @@ from torch.utils.data import DataLoader
 from botorch_dp.descent import DPGIBO, private_start
 from botorch_dp.estimator_scores import per_record_scores
 from botorch_dp.groups import Groups
-from botorch_dp.integrations.estimators import (
-    DPClassifier,
-    DPRegressor,
-    PrivateScaler,
-    _Table,
-)
+from botorch_dp.integrations.columns import Table
+from botorch_dp.integrations.estimators import DPClassifier, DPRegressor, PrivateScaler
 from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.privacy import PrivacyBudget, Release
@@ -626,7 +622,7 @@ def tabulated(records: list[Any]) -> Any:
     """The numbers that a table becomes; and a scaler is fitted to it to its end."""
     table = np.array([row for row, _ in records])
     PrivateScaler(9.0, unsafe_seed=0).fit(table).transform(table)
-    return _Table(PrivateScaler(), table).numbers().T
+    return Table(PrivateScaler(), table).numbers().T
 
 
 TRAINED: dict[str, Any] = {"delta": 1e-3, "bounds": (-1.0, 1.0), "epochs": 1, "unsafe_seed": 1}
@@ -674,7 +670,10 @@ SUBJECTS |= {
         math.sqrt(6),
     ),
     "a private scaler": Subject(
-        tuple(f"botorch_dp.integrations.estimators.{name}" for name in ("PrivateScaler", "_Table")),
+        (
+            "botorch_dp.integrations.estimators.PrivateScaler",
+            "botorch_dp.integrations.columns.Table",
+        ),
         tabulated,
         RECORDS,
         ODD_FLOATS,
@@ -755,7 +754,13 @@ SUBJECTS |= {
     ),
     **{
         name: Subject(
-            (f"botorch_dp.integrations.estimators.{name}",), reaching(each), RECORDS, ODD_TENSORS
+            (
+                f"botorch_dp.integrations.estimators.{name}",
+                "botorch_dp.integrations.columns.places_of",
+            ),
+            reaching(each),
+            RECORDS,
+            ODD_TENSORS,
         )
         for name, each in ESTIMATORS.items()
     },
@@ -901,6 +906,7 @@ MODULES = (
     "training.inputs",
     "training.isolation",
     "training.trainer",
+    "integrations.columns",
     "integrations.estimators",
     "integrations.sklearn",
     "training.output_perturbation",
@@ -938,6 +944,7 @@ def takes_records() -> set[str]:
 
 #: Helpers of these that only look at public facts of a function of records.
 PUBLIC_FACTS = {
+    "botorch_dp.integrations.columns.described",
     "botorch_dp.scores.known_num_records",
     "botorch_dp.scores.scores_and_unit",
     "botorch_dp.scores.warn_of_narrow_bounds",
