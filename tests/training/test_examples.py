@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from examples.real_models import main
@@ -13,7 +14,8 @@ from examples.real_models import main
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "train.md"
 
 
-def test_the_guides_snippets_run() -> None:
+def test_the_guides_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # they save a model
     names: dict[str, Any] = {}
     snippets = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
     assert len(snippets) == 10
