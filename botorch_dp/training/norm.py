@@ -71,7 +71,9 @@ def fit_with_norm(
         unit = ranges.guarantee.unit
         norm = private_norm(rows, mu=ranges.mu, unit=unit, unsafe_seed=seed)
         known: TrainingSettings = {**settings, "feature_norm": norm.value}
-        return other.fit(seed=seed, publish=publish, **how, **known)
+        trained = other.fit(seed=seed, publish=publish, **how, **known)
+        assert trained.plan.guarantee.losses == plan.guarantee.losses  # as it was charged
+        return trained
 
     delta = None if ledger is None or ledger.budget.renyi else plan.delta
     return make_release(plan.guarantee, train, ledger=ledger, label=label, delta=delta).value
