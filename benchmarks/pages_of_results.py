@@ -433,7 +433,7 @@ def few_records() -> str:
         "middle of the space": "middle of the space",
         "permute-and-flip": "permute-and-flip",
         "DPGIBO": "`DPGIBO`",
-        "descent only": '`PrivateSearch` with `route="descent"`',
+        "descent only": '`PrivateSearch` with `method="descent"`',
         "PrivateSearch": "`PrivateSearch`",
     }.items():
         means = [
@@ -467,7 +467,7 @@ def not_tuning() -> str:
     """Losses of searches and of what is not tuned, in hundredths, with paired differences."""
     middle, usual = "middle of the space", "the library's defaults"
     ways = {"no delta": "δ = 0", "delta = 1e-6": "δ = 1e-6"}
-    routes = {"slope": '`route="slope"`', "descent": '`route="descent"`'}
+    routes = {"slope": '`method="slope"`', "descent": '`method="descent"`'}
     rows = []
     for data, models in stored("which_trees")["defaults"].items():
         for model, found in models.items():

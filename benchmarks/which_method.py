@@ -399,7 +399,7 @@ def generated_regrets(
             budget=budget,
             evaluations=batches * (d + 1),
             num_records=num_records,
-            route=route,  # type: ignore[arg-type]
+            method=route,  # type: ignore[arg-type]
             unsafe_seed=seed,
         )
         return search.run().config.value

@@ -189,10 +189,10 @@ def searched(
         budget=PrivacyBudget(epsilon, DELTA),
         evaluations=task.evaluations,
         num_records=n,
-        route=route,  # type: ignore[arg-type]
+        method=route,  # type: ignore[arg-type]
         unsafe_seed=seed,
     )
-    return search.run().config.value, search.plan().route
+    return search.run().config.value, search.plan().method
 
 
 def by_optuna(task: Task, observe: Callable[[Config], float], seed: int) -> Config:
@@ -371,10 +371,10 @@ def against_not_tuning(seeds: int, data: str) -> dict[str, Any]:
                     budget=PrivacyBudget(1.0, delta),
                     evaluations=task.evaluations,
                     num_records=_PRIVATE,
-                    route=route,  # type: ignore[arg-type]
+                    method=route,  # type: ignore[arg-type]
                     unsafe_seed=seed,
                 )
-                routes[label] = search.plan().route
+                routes[label] = search.plan().method
                 configs[label] = search.run().config.value
             for label, config in configs.items():
                 found.setdefault(label, []).append(float(scores([config]).mean()))

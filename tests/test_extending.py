@@ -168,8 +168,8 @@ def test_a_route_is_planned_taken_and_charged(monkeypatch: pytest.MonkeyPatch) -
 
     how: dict[str, Any] = {"bounds": (0.0, 5.0), "num_records": 200, "evaluations": 5}
     auto = PrivateSearch(scores, SPACE, budget=budget, **how)
-    search = PrivateSearch(scores, SPACE, budget=budget, route="grid", **how)
-    assert auto.plan().route != "grid" and "corners" in str(search.plan())
+    search = PrivateSearch(scores, SPACE, budget=budget, method="grid", **how)
+    assert auto.plan().method != "grid" and "corners" in str(search.plan())
     ledger = p.PrivacyLedger(budget=budget)
     assert search.run(ledger=ledger).config.value == {"noise": 0.5} and len(ledger.entries()) == 1
 

@@ -70,7 +70,7 @@ def searched(route: str) -> Callable[[PrivacyLedger], Any]:
         space=SearchSpace(x=Real(0.0, 1.0), y=Real(0.0, 1.0)),
         budget=PrivacyBudget(3.0, 1e-6),
         evaluations=12,
-        route=route,
+        method=route,
     )
 
 

@@ -323,7 +323,7 @@ ENTRIES: dict[str, Entry] = {
             "evaluations": [1, *COUNT],
             "num_records": COUNT_OR_NONE,
             "unsafe_seed": SEED,
-            "route": ["gradient", None, 3],
+            "method": ["gradient", None, 3],
             "run": [{"ledger": 3}],
         },
         named={"run": "ledger"},

@@ -69,13 +69,13 @@ def test_an_objective_is_the_mean_of_means(negate: bool) -> None:
 
 
 @pytest.mark.parametrize("maximize", [False, True])
-@pytest.mark.parametrize("route", ["selection", "slope", "descent"])
-def test_a_search_is_that_of_the_means(route: str, maximize: bool) -> None:
+@pytest.mark.parametrize("method", ["selection", "slope", "descent"])
+def test_a_search_is_that_of_the_means(method: str, maximize: bool) -> None:
     how: dict[str, Any] = {"bounds": (0.0, 1.0), "budget": BUDGET, "evaluations": 24}
-    how |= {"route": route, "maximize": maximize, "unsafe_seed": 1}
+    how |= {"method": method, "maximize": maximize, "unsafe_seed": 1}
     people = PrivateSearch(losses, SPACE, groups=IDS, per_group=4, **how)
     by_hand = PrivateSearch(of_people(losses, float(not maximize)), SPACE, num_records=12, **how)
-    assert "With 12 people" in str(people.plan()) or route == "selection"
+    assert "With 12 people" in str(people.plan()) or method == "selection"
     found = people.run(release_score=True).config.value
     assert found == pytest.approx(by_hand.run(release_score=True).config.value, abs=1e-9)
 

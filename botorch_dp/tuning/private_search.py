@@ -59,20 +59,20 @@ class SearchResult(Release[dict[str, Any]]):
         config: The released configuration.
         score: The released mean score of it, if it was asked for; one that noise carried beyond
             the bounds is the bound.
-        route: What was done and why, in a sentence.
+        reason: What was done and why, in a sentence.
         diagnostics: **Sensitive.** How many scores were outside the bounds. Counts begin with the
             process: a resumed run has those of the evaluations it made itself.
     """
 
     config: Release[Config]
     score: Release[float] | None
-    route: str
+    reason: str
     diagnostics: ScoreDiagnostics = field(default_factory=ScoreDiagnostics)
 
     def __str__(self) -> str:
         """What one would paste into a report."""
         config = ", ".join(f"{name} = {value}" for name, value in self.config.value.items())
-        lines = [f"Configuration: {config}", f"Method: {self.route}"]
+        lines = [f"Configuration: {config}", f"Method: {self.reason}"]
         if self.score is not None:
             scale = self.score.scale
             noise = "" if scale is None else f" (scale of its noise: {scale:.2g})"
@@ -124,7 +124,7 @@ class PrivateSearch:
         num_records: ``n``, which is public under replace-one; by default the attribute of that
             name of ``record_scores``.
         maximize: Whether a large score is good.
-        route: One of ``"selection"``, ``"slope"`` and ``"descent"``. With ``"auto"`` it follows
+        method: One of ``"selection"``, ``"slope"`` and ``"descent"``. With ``"auto"`` it follows
             from public numbers, and from whether ``record_scores`` has an attribute ``has_steps``:
             piecewise constant losses have no useful gradient.
         unit: Whom or what one column of the scores is; replace-one is the only relation.
@@ -156,7 +156,7 @@ class PrivateSearch:
         evaluations: int,
         num_records: int | None = None,
         maximize: bool = False,
-        route: str = "auto",
+        method: str = "auto",
         unit: PrivacyUnit = ONE_RECORD,
         groups: Any = None,
         per_group: int | None = None,
@@ -205,13 +205,13 @@ class PrivateSearch:
             ),
             unsafe_seed=unsafe_seed,
         )
-        check_choice("route", route, ("auto", *ROUTES))
-        self.route = route
-        if route != "auto":
+        check_choice("method", method, ("auto", *ROUTES))
+        self.method = method
+        if method != "auto":
             # A score takes an evaluation, and may be asked for later.
-            obstacle = ROUTES[route](self.settings, True).obstacle()
+            obstacle = ROUTES[method](self.settings, True).obstacle()
             if obstacle is not None:
-                raise ValueError(f"`route` = {route!r} cannot be taken: {obstacle}")
+                raise ValueError(f"`method` = {method!r} cannot be taken: {obstacle}")
 
     def plan(self, *, release_score: bool = False) -> SearchPlan:
         """Method, guarantee, noise and evaluations of :meth:`run`; reads no record."""
@@ -223,9 +223,9 @@ class PrivateSearch:
         return replace(taken.plan(why), seen=words)
 
     def _taken(self, release_score: bool) -> tuple[Route, str]:
-        """The route that is taken, and why, from public numbers only."""
-        if self.route != "auto":
-            return ROUTES[self.route](self.settings, release_score), "you chose this route."
+        """The method that is taken, and why, from public numbers only."""
+        if self.method != "auto":
+            return ROUTES[self.method](self.settings, release_score), "you chose this method."
         why = ""
         for kind in reversed(ROUTES.values()):
             route = kind(self.settings, release_score)
@@ -313,7 +313,7 @@ class PrivateSearch:
             "maximize": settings.maximize,
             "statistic": settings.statistic.name if settings.statistic else "",
             "unit": [settings.unit.protects, *settings.unit.conditions],
-            "route": plan.route,
+            "route": plan.method,
             "shares": dict(plan.shares),
             "steps": plan.steps,
             "unsafe_seed": settings.unsafe_seed,

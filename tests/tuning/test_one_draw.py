@@ -31,7 +31,7 @@ class _Searches(OneDraw):
     budget: PrivacyBudget
     dim: int
     evaluations: int
-    route: Any = "auto"
+    method: Any = "auto"
 
     def make(self, ledger: PrivacyLedger | None) -> Any:
         names = [f"x{i}" for i in range(self.dim)]
@@ -43,7 +43,7 @@ class _Searches(OneDraw):
                 budget=self.budget,
                 evaluations=self.evaluations,
                 num_records=_N,
-                route=self.route,
+                method=self.method,
             ),
             ledger,
         )
@@ -81,7 +81,7 @@ class TestDescent(_Searches):
 @pytest.mark.parametrize("suite", [TestSelection, TestSlope, TestDescent])
 def test_the_suite_tests_the_route_of_its_name(suite: type[_Searches]) -> None:
     plan = suite().make(None).search.plan(release_score=True)
-    assert plan.route == suite.__name__.removeprefix("Test").lower()
+    assert plan.method == suite.__name__.removeprefix("Test").lower()
 
 
 # --- PrivateFit ---

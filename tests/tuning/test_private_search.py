@@ -80,7 +80,7 @@ def test_parts_of_a_descent_add_up_to_the_budget_and_no_more(epsilon, space, rel
     plan = search(space=space, budget=PrivacyBudget(epsilon, 1e-6), num_records=5000).plan(
         release_score=release_score
     )
-    assert plan.route == "descent"
+    assert plan.method == "descent"
     mu = Fraction(gaussian_mu(epsilon, 1e-6))
     total = sum(Fraction(share) ** 2 for share in plan.shares.values())
     assert mu**2 * (1 - Fraction(1, 10**12)) < total <= mu**2
@@ -97,13 +97,13 @@ def test_splits_never_exceed_the_total(total):
 
 
 @pytest.mark.parametrize(
-    ("route", "budget"),
+    ("method", "budget"),
     [("selection", PURE), ("slope", PURE)]
-    + [(route, PrivacyBudget(30.0, 1e-6)) for route in ("slope", "descent")],
+    + [(method, PrivacyBudget(30.0, 1e-6)) for method in ("slope", "descent")],
 )
-def test_a_ledger_of_the_same_budget_is_used_up_and_not_overspent(route, budget):
+def test_a_ledger_of_the_same_budget_is_used_up_and_not_overspent(method, budget):
     ledger = PrivacyLedger(budget=budget)
-    found = search(budget=budget, unsafe_seed=None, route=route)
+    found = search(budget=budget, unsafe_seed=None, method=method)
     result = found.run(ledger=ledger, release_score=True)
     spent, delta = ledger.spent()
     assert 0.999 * budget.epsilon < spent <= budget.epsilon * (1 + 1e-11)
@@ -114,8 +114,8 @@ def test_a_ledger_of_the_same_budget_is_used_up_and_not_overspent(route, budget)
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("route", ["selection", "slope", "descent"])
-def test_every_part_is_charged_before_its_records_are_read(route):
+@pytest.mark.parametrize("method", ["selection", "slope", "descent"])
+def test_every_part_is_charged_before_its_records_are_read(method):
     budget = PrivacyBudget(30.0, 1e-6)
     ledger = PrivacyLedger(budget=budget)
     charged = []
@@ -124,7 +124,7 @@ def test_every_part_is_charged_before_its_records_are_read(route):
         charged.append(len(ledger.entries()))
         return bowl()(configs)
 
-    found = search(scores, budget=budget, unsafe_seed=None, route=route)
+    found = search(scores, budget=budget, unsafe_seed=None, method=method)
     found.run(ledger=ledger, release_score=True)
     assert charged[0] == 1
     assert charged == sorted(charged)
@@ -160,7 +160,7 @@ def test_a_ledger_that_cannot_bear_the_whole_run_refuses_before_anything_is_read
 )
 def test_why_it_is_a_selection(changes, words):
     plan = search(**changes).plan()
-    assert plan.route == "selection"
+    assert plan.method == "selection"
     assert words in plan.reason
     assert plan.shares == {"selection": 1.0}
     assert "95%" in plan.noise
@@ -172,16 +172,16 @@ def test_why_it_is_a_selection(changes, words):
 )
 def test_why_it_is_a_slope(changes, words):
     plan = search(**changes).plan()
-    assert plan.route == "slope" and plan.is_pure
+    assert plan.method == "slope" and plan.is_pure
     assert words in plan.reason
     assert plan.guarantee.nominal.epsilon() == 1.0
     assert "as if all records agreed" in plan.noise or "if all records agreed" in plan.noise
 
 
 @pytest.mark.parametrize(
-    ("route", "changes", "words"),
+    ("method", "changes", "words"),
     [
-        ("gradient", {}, "route"),
+        ("gradient", {}, "method"),
         ("descent", {"budget": PURE}, "no delta"),
         ("slope", {"space": SearchSpace(k=Choice("a", "b"))}, "no numeric parameter"),
         ("descent", {"space": SearchSpace(k=Choice("a", "b"))}, "no numeric parameter"),
@@ -189,19 +189,19 @@ def test_why_it_is_a_slope(changes, words):
         ("descent", {"evaluations": 5}, "5 evaluations are too few"),
     ],
 )
-def test_a_route_that_cannot_be_taken_is_refused_at_once(route, changes, words):
+def test_a_route_that_cannot_be_taken_is_refused_at_once(method, changes, words):
     with pytest.raises(ValueError, match=words):
-        search(route=route, **changes)
+        search(method=method, **changes)
 
 
-@pytest.mark.parametrize("route", ["selection", "slope", "descent"])
-def test_every_route_finds_the_minimum_of_many_records(route):
+@pytest.mark.parametrize("method", ["selection", "slope", "descent"])
+def test_every_route_finds_the_minimum_of_many_records(method):
     space = SearchSpace(**cube(3).parameters, k=Choice("a", "b"))
-    options = {"space": space, "budget": RICH, "evaluations": 48, "route": route}
+    options = {"space": space, "budget": RICH, "evaluations": 48, "method": method}
     result = search(**options).run()
     middle = bowl()([{f"x{i}": 0.5 for i in range(3)} | {"k": "a"}]).mean()
     assert bowl()([result.config.value]).mean() < 0.7 * middle
-    assert search(**options).plan().route == route
+    assert search(**options).plan().method == method
 
 
 def test_trees_are_known_by_their_kind_and_never_by_the_records():
@@ -211,9 +211,9 @@ def test_trees_are_known_by_their_kind_and_never_by_the_records():
         def __call__(self, configs):
             raise AssertionError("read")
 
-    assert search(Jumps(), budget=PURE).plan().route == "selection"
+    assert search(Jumps(), budget=PURE).plan().method == "selection"
     plan = search(Jumps()).plan()
-    assert plan.route == "selection" and "piecewise constant" in plan.reason
+    assert plan.method == "selection" and "piecewise constant" in plan.reason
 
 
 def test_up_to_four_numbers_are_compared_with_what_is_in_use():
@@ -222,17 +222,17 @@ def test_up_to_four_numbers_are_compared_with_what_is_in_use():
         scores.incumbent = {f"x{i}": 0.9 for i in range(d)}
         return search(scores, space=cube(d))
 
-    assert with_incumbent(4).plan().route == "selection"
-    assert with_incumbent(5).plan().route == "descent"
+    assert with_incumbent(4).plan().method == "selection"
+    assert with_incumbent(5).plan().method == "descent"
     candidates = SelectionRoute(with_incumbent(4).settings, False).candidates
     assert candidates[1] == {f"x{i}": 0.9 for i in range(4)}
-    assert search(space=cube(2)).plan().route == "selection"
-    assert search(space=cube(3)).plan().route == "descent"
+    assert search(space=cube(2)).plan().method == "selection"
+    assert search(space=cube(3)).plan().method == "descent"
 
 
 def test_few_evaluations_make_few_gradients():
     plan = search(evaluations=5).plan()
-    assert (plan.route, plan.steps, plan.batch_size) == ("descent", 1, 5)
+    assert (plan.method, plan.steps, plan.batch_size) == ("descent", 1, 5)
     found = search(budget=RICH, evaluations=11).run().config.value
     start = bowl()([{name: 0.5 for name in found}]).mean()
     assert bowl()([found]).mean() < 0.5 * start
@@ -252,7 +252,7 @@ def test_where_noise_hides_the_counts_a_small_clip_norm_is_preferred(monkeypatch
     monkeypatch.setattr(base.Releases, "select", noted)
     for seed in range(8):
         search(
-            budget=PrivacyBudget(0.3, 1e-6), evaluations=25, route="descent", unsafe_seed=seed
+            budget=PrivacyBudget(0.3, 1e-6), evaluations=25, method="descent", unsafe_seed=seed
         ).run()
     middle = sorted(chosen)[len(chosen) // 2]
     assert 0.1 < middle < 0.6 and len(chosen) == 24
@@ -280,7 +280,7 @@ def test_a_descent_finds_the_minimum_of_many_parameters():
     result = search(bowl(), cube(6), budget=RICH, evaluations=100).run(release_score=True)
     assert list(result.config.value.values()) == pytest.approx([0.3] * 6, abs=0.05)
     assert result.score.value == pytest.approx(0.01, abs=0.01)
-    assert "gradient" in result.route
+    assert "gradient" in result.reason
 
 
 def test_it_says_once_that_nothing_was_charged():
@@ -333,7 +333,7 @@ def test_all_kinds_of_parameters():
 
     result = search(scores, space, budget=RICH, evaluations=120).run()
     found = result.config.value
-    assert "categories" in result.route
+    assert "categories" in result.reason
     assert found["kind"] == "good" and found["depth"] == 2
     assert isinstance(found["width"], int)
     got = (space.encode([found]) - target).abs().max()
@@ -379,9 +379,9 @@ def test_nothing_that_a_record_says_raises_or_warns(d, nonsense, maximize):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(("route", "draws"), [("selection", 2), ("slope", 5), ("descent", 16)])
+@pytest.mark.parametrize(("method", "draws"), [("selection", 2), ("slope", 5), ("descent", 16)])
 def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity(
-    route, draws, monkeypatch
+    method, draws, monkeypatch
 ):
     """Replaced by any other, with all releases held fixed; the sensitivity is what noise is told"""
 
@@ -407,12 +407,12 @@ def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity
         monkeypatch.setattr(base, "laplace_mechanism", noisy)
         monkeypatch.setattr(slope, "laplace_mechanism", noisy_in_l1)
         space = SearchSpace(**cube(4).parameters, k=Choice("a", "b"))
-        search(table_of, space, budget=RICH, route=route).run(release_score=True)
+        search(table_of, space, budget=RICH, method=method).run(release_score=True)
         return got
 
     every = (0.0, 1.0, math.nan, -math.inf, 1e300, "alternating")
     few = {"descent": every[-3:]}  # their models take their time
-    for nonsense in few.get(route, every):
+    for nonsense in few.get(method, every):
 
         def changed(configs, nonsense=nonsense):
             table = bowl()(configs)
@@ -435,11 +435,11 @@ def test_one_record_moves_what_noise_is_added_to_by_no_more_than_its_sensitivity
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
-    ("route", "at"),
-    [(route, at) for route in ("selection", "slope", "descent") for at in (1, 2, 4)],
+    ("method", "at"),
+    [(method, at) for method in ("selection", "slope", "descent") for at in (1, 2, 4)],
 )
-def test_an_interrupted_run_goes_on_to_the_same_configuration(route, at, tmp_path):
-    options = {"budget": PrivacyBudget(50.0, 1e-6), "route": route, "evaluations": 50}
+def test_an_interrupted_run_goes_on_to_the_same_configuration(method, at, tmp_path):
+    options = {"budget": PrivacyBudget(50.0, 1e-6), "method": method, "evaluations": 50}
     calls = []
 
     def failing(configs):

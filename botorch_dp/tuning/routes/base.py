@@ -173,7 +173,7 @@ class SearchPlan:
     """Public facts about a search that has not begun: its price, its noise and its evaluations.
 
     Args:
-        route: ``"selection"``, ``"slope"`` or ``"descent"``.
+        method: ``"selection"``, ``"slope"`` or ``"descent"``.
         reason: Why, in a sentence.
         num_records: ``n``.
         evaluations: How many configurations all records are scored at, for each part.
@@ -188,7 +188,7 @@ class SearchPlan:
         slope_size: Configurations for each of them.
     """
 
-    route: str
+    method: str
     reason: str
     num_records: int
     evaluations: dict[Part, int]
@@ -275,7 +275,7 @@ class Route(ABC):
             guarantee = settings.guarantee("Private search", GaussianLoss(settings.mu))
             guarantee = guarantee.quoted_at(settings.budget.delta)
         return SearchPlan(
-            route=self.name,
+            method=self.name,
             reason=reason,
             num_records=settings.num_records,
             evaluations={part: count for part, count in evaluations.items() if part in shares},
