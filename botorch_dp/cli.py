@@ -37,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
     given = epsilon.add_mutually_exclusive_group(required=True)
     given.add_argument("--noise-multiplier", type=float, help="noise over the clipping norm")
     given.add_argument("--epsilon", type=float, help="find the noise multiplier for this epsilon")
-    epsilon.add_argument("--records", type=int, required=True, help="number of training records")
+    epsilon.add_argument(
+        "--num-records", type=int, required=True, help="number of training records"
+    )
     epsilon.add_argument("--batch-size", type=int, required=True, help="expected batch size")
     epsilon.add_argument("--epochs", type=int, required=True, help="passes over the records")
     epsilon.add_argument("--delta", type=float, default=1e-5, help="delta (default: 1e-5)")
@@ -45,11 +47,15 @@ def parser() -> argparse.ArgumentParser:
     epsilon.set_defaults(run=_epsilon)
 
     suggest = commands.add_parser("suggest", help="show default settings for an epsilon, and why")
-    suggest.add_argument("--records", type=int, required=True, help="number of training records")
-    suggest.add_argument("--features", type=int, required=True, help="number of features")
+    suggest.add_argument(
+        "--num-records", type=int, required=True, help="number of training records"
+    )
+    suggest.add_argument("--num-features", type=int, required=True, help="number of features")
     suggest.add_argument("--epsilon", type=float, required=True, help="target epsilon")
     suggest.add_argument("--delta", type=float, default=1e-5, help="delta (default: 1e-5)")
-    suggest.add_argument("--outputs", type=int, default=1, help="classes or outputs (default: 1)")
+    suggest.add_argument(
+        "--num-outputs", type=int, default=1, help="classes or outputs (default: 1)"
+    )
     suggest.add_argument("--hidden", type=int, nargs="+", default=[], help="hidden layer widths")
     suggest.add_argument(
         "--feature-norm",
@@ -117,8 +123,8 @@ def _epsilon(options: argparse.Namespace) -> int:
     import botorch_dp.privacy as privacy
     from botorch_dp.privacy.rounding import rounded_up
 
-    steps = options.epochs * (options.records // options.batch_size)
-    run = {"batch_size": options.batch_size, "num_records": options.records, "steps": steps}
+    steps = options.epochs * (options.num_records // options.batch_size)
+    run = {"batch_size": options.batch_size, "num_records": options.num_records, "steps": steps}
     column = "epsilon" if options.epsilon is None else "noise_multiplier"
     rows: list[dict[str, Any]] = []
     for sampling, name in _WAYS:
@@ -149,13 +155,13 @@ def _suggest(options: argparse.Namespace) -> int:
     from botorch_dp.training import suggest_settings
     from botorch_dp.training.ranges import RangesPlan
 
-    widths = [options.features, *options.hidden, options.outputs]
+    widths = [options.num_features, *options.hidden, options.num_outputs]
     norm = options.feature_norm
     if norm == "private":
         if options.epsilon is None:
             raise ValueError("`--feature-norm private` needs `--epsilon`: it is found within it.")
-        norm = math.sqrt(options.features)
-        found = RangesPlan.within(options.records, 1, options.epsilon, options.delta)
+        norm = math.sqrt(options.num_features)
+        found = RangesPlan.within(options.num_records, 1, options.epsilon, options.delta)
         print(f"The norm of a record, by fit(feature_norm='private'). {found}")
         print(
             f"Until then a norm of {norm:.3g} is assumed; the settings that depend on it will "
@@ -163,11 +169,11 @@ def _suggest(options: argparse.Namespace) -> int:
         )
     print(
         suggest_settings(
-            num_records=options.records,
-            num_features=options.features,
+            num_records=options.num_records,
+            num_features=options.num_features,
             epsilon=options.epsilon,
             delta=options.delta,
-            num_outputs=options.outputs,
+            num_outputs=options.num_outputs,
             num_parameters=sum((a + 1) * b for a, b in pairwise(widths)),
             layers=len(widths) - 1,
             feature_norm=norm,

@@ -17,7 +17,7 @@ import botorch_dp as bdp
 from botorch_dp.privacy import laplace_mechanism
 from botorch_dp.space import Real
 
-PRICE = "epsilon --noise 1 --batch 256 --records 32561 --epochs 8 --delta 1e-5"
+PRICE = "epsilon --noise-multiplier 1 --batch-size 256 --num-records 32561 --epochs 8 --delta 1e-5"
 
 
 def bare() -> None:

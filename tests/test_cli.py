@@ -20,7 +20,7 @@ from botorch_dp.privacy import (
 )
 from tests.privacy.test_receipt import keys
 
-RUN = ("--records", "32561", "--batch-size", "256", "--epochs", "8", "--delta", "1e-5")
+RUN = ("--num-records", "32561", "--batch-size", "256", "--epochs", "8", "--delta", "1e-5")
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_the_installed_script_and_the_module_are_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nonsense"], ["ledger"], ["epsilon", *RUN], ["suggest", "--records", "x"]]
+    "arguments", [[], ["nonsense"], ["ledger"], ["epsilon", *RUN], ["suggest", "--num-records", "x"]]
 )
 def test_wrong_arguments_have_code_2(arguments: list[str], capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -122,7 +122,7 @@ class TestEpsilon:
 
 
 def test_settings_are_suggested_without_records(capsys) -> None:
-    numbers = ("--records", "24000", "--features", "123", "--epsilon", "1")
+    numbers = ("--num-records", "24000", "--num-features", "123", "--epsilon", "1")
     code, out, err = call(capsys, "suggest", *numbers, "--feature-norm", "3.7")
     assert code == 0 and not err
     assert "2,000" in out or "2000" in out

@@ -141,7 +141,7 @@ class TestCommandLine:
             (8.0, 1_000_000, 10, 1),
             (50.0, 10_000, 10, 1),
         ):
-            arguments = ["--epsilon", epsilon, "--delta", 1e-6, "--records", records]
+            arguments = ["--epsilon", epsilon, "--delta", 1e-6, "--num-records", records]
             arguments += ["--batch-size", batch, "--epochs", epochs]
             assert main(["epsilon", *map(str, arguments)]) == 0
             out = capsys.readouterr().out
@@ -165,7 +165,7 @@ class TestCommandLine:
             arguments = [
                 "--noise-multiplier",
                 noise,
-                "--records",
+                "--num-records",
                 1000,
                 "--batch-size",
                 100,

@@ -67,7 +67,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "--noise-multiplier",
         NOISE,
-        "--records",
+        "--num-records",
         RECORDS,
         "--batch-size",
         BATCH,
