@@ -360,7 +360,7 @@ CASES = [
         },
         data=[0.0] * 4 + [1.0] * 4,
         neighbor=[1.0] * 4 + [0.0] * 4,
-        claim=sparse_vector_guarantee(noise=SVT_NOISE, max_positives=1),
+        claim=sparse_vector_guarantee(noise_scale=SVT_NOISE, max_positives=1),
         projection=_pattern,
     ),
     Case(

@@ -281,9 +281,9 @@ ENTRIES: dict[str, Entry] = {
     ),
     "sparse_vector": Entry(
         mechanism(sparse_vector, "answers"),
-        lambda: {"answers": VALUES, "threshold": 0.5, "noise": 40.0, "max_positives": 2},
+        lambda: {"answers": VALUES, "threshold": 0.5, "noise_scale": 40.0, "max_positives": 2},
         {"answers": ["one", None, VALUES.reshape(2, 4)], "threshold": [NAN, INF, "one", None],
-         "noise": POSITIVE, "max_positives": COUNT, "sensitivity": POSITIVE,
+         "noise_scale": POSITIVE, "max_positives": COUNT, "sensitivity": POSITIVE,
          "ledger": NOT_A_LEDGER},
     ),
     "PrivacyLedger.charge": Entry(

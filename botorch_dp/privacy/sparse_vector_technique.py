@@ -38,14 +38,14 @@ class SparseVectorPlan:
     max_positives: int
 
     @classmethod
-    def make(cls, noise: float, max_positives: int, sensitivity: float) -> SparseVectorPlan:
+    def make(cls, noise_scale: float, max_positives: int, sensitivity: float) -> SparseVectorPlan:
         """Check the parameters and split the noise."""
         sensitivity = check_positive("sensitivity", sensitivity)
-        noise = check_positive("noise", noise)
+        noise = check_positive("noise_scale", noise_scale)
         max_positives = check_integer("max_positives", max_positives, at_most=10**6)
         if not 1e-6 <= noise / sensitivity <= 1e6:
             raise ValueError(
-                f"`noise` must lie between 1e-6 and 1e6 sensitivities, got {noise:g} for a "
+                f"`noise_scale` must lie between 1e-6 and 1e6 sensitivities, got {noise:g} for a "
                 f"sensitivity of {sensitivity:g}."
             )
         step = math.ldexp(1.0, math.frexp(sensitivity)[1] - 1 - _RESOLUTION_BITS)
@@ -74,13 +74,13 @@ class SparseVectorPlan:
 
 def sparse_vector_guarantee(
     *,
-    noise: float,
+    noise_scale: float,
     max_positives: int,
     sensitivity: float = 1.0,
     unit: PrivacyUnit = ONE_RECORD,
 ) -> Guarantee:
     """The guarantee of :func:`sparse_vector`; see there."""
-    loss = PureLoss(SparseVectorPlan.make(noise, max_positives, sensitivity).epsilon())
+    loss = PureLoss(SparseVectorPlan.make(noise_scale, max_positives, sensitivity).epsilon())
     return mechanism_guarantee(
         "Sparse vector technique", loss, unit, "each answer", repr(sensitivity)
     )
@@ -89,7 +89,7 @@ def sparse_vector_guarantee(
 def sparse_vector(
     answers: Tensor,
     *,
-    noise: float,
+    noise_scale: float,
     max_positives: int,
     threshold: float = 0.5,
     sensitivity: float = 1.0,
@@ -101,7 +101,7 @@ def sparse_vector(
 ) -> Release[list[bool]]:
     r"""Release, one after the other, whether answers exceed a noisy threshold.
 
-    With ``b = noise`` and ``C = max_positives``: ``b1 = b / (1 + (2C)^{1/3})``, ``b2 = b - b1``;
+    With ``b = noise_scale`` and ``C = max_positives``: ``b1 = b / (1 + (2C)^{1/3})``, ``b2 = b - b1``;
     one draw ``rho ~ Lap(b1)`` moves the threshold, a fresh ``nu_i ~ Lap(b2)`` each answer, and the
     i-th output is ``answers[i] + nu_i >= threshold + rho``, until C of them are true [Avent2020].
 
@@ -126,7 +126,7 @@ def sparse_vector(
     Args:
         answers: ``m`` query answers. Beyond ``2^30`` sensitivities they count as that, NaN as the
             lowest.
-        noise: The total scale b.
+        noise_scale: The total scale b.
         max_positives: The number C of positive outputs after which the procedure stops.
         threshold: The public threshold.
         sensitivity: How far any single answer can move between neighbouring data sets.
@@ -137,15 +137,15 @@ def sparse_vector(
 
     Example:
         >>> import torch
-        >>> release = sparse_vector(torch.tensor([0.0, 40.0, 0.0]), noise=1.0, max_positives=1)
+        >>> release = sparse_vector(torch.tensor([0.0, 40.0, 0.0]), noise_scale=1.0, max_positives=1)
         >>> len(release.value) <= 3
         True
     """
     answers = check_tensor("answers", answers, shape=("T",), finite=False)
     threshold = check_finite("threshold", threshold)
-    plan = SparseVectorPlan.make(noise, max_positives, sensitivity)
+    plan = SparseVectorPlan.make(noise_scale, max_positives, sensitivity)
     guarantee = sparse_vector_guarantee(
-        noise=noise, max_positives=max_positives, sensitivity=sensitivity, unit=unit
+        noise_scale=noise_scale, max_positives=max_positives, sensitivity=sensitivity, unit=unit
     )
     # Whether an answer is finite may depend on one record: NaN counts as the lowest answer.
     finite = answers.detach().cpu().double().nan_to_num(nan=-math.inf).numpy()

@@ -96,7 +96,7 @@ def sparse_vector_epsilon(config: Config) -> float:
 
 
 def _sparse_vector_guarantee(config: Config) -> Guarantee:
-    return sparse_vector_guarantee(noise=config["noise"], max_positives=config["max_positives"])
+    return sparse_vector_guarantee(noise_scale=config["noise"], max_positives=config["max_positives"])
 
 
 def noise_scales(noise: Any, max_positives: int) -> tuple[Any, Any]:

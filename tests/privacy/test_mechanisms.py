@@ -46,7 +46,7 @@ def exponential(value, **kwargs):
 
 
 def sparse(value, **kwargs):
-    return sparse_vector(value, **{"noise": 1.0, "max_positives": 1, **kwargs})
+    return sparse_vector(value, **{"noise_scale": 1.0, "max_positives": 1, **kwargs})
 
 
 ADDITIVE = [laplace, gaussian]
@@ -264,7 +264,7 @@ def test_nothing_is_drawn_beyond_the_budget(mechanism):
         (gaussian, "mu"),
         (exponential, "sensitivity"),
         (exponential, "epsilon"),
-        (sparse, "noise"),
+        (sparse, "noise_scale"),
         (sparse, "sensitivity"),
         (sparse, "max_positives"),
     ],

@@ -28,16 +28,16 @@ FALSE_ALARM = 1e-6
 def test_epsilon_is_the_papers_formula(noise, max_positives):
     cube_root = (2 * max_positives) ** (1 / 3)
     expected = (1 + cube_root) * (1 + cube_root**2) / noise
-    guarantee = sparse_vector_guarantee(noise=noise, max_positives=max_positives)
+    guarantee = sparse_vector_guarantee(noise_scale=noise, max_positives=max_positives)
     assert guarantee.epsilon() == pytest.approx(expected, rel=1e-12)
     assert guarantee.epsilon() >= expected * (1 - 1e-15)
 
 
 def test_epsilon_scales_with_the_sensitivity():
-    unit = sparse_vector_guarantee(noise=2.0, max_positives=3).epsilon()
+    unit = sparse_vector_guarantee(noise_scale=2.0, max_positives=3).epsilon()
     for sensitivity in (0.25, 1 / 3, 5.0, 1e-40):
         scaled = sparse_vector_guarantee(
-            noise=2.0 * sensitivity, max_positives=3, sensitivity=sensitivity
+            noise_scale=2.0 * sensitivity, max_positives=3, sensitivity=sensitivity
         ).epsilon()
         assert unit * (1 - 1e-12) <= scaled <= unit * (1 + 2e-9)
 
@@ -53,7 +53,7 @@ def test_opendp_confirms_both_shifts_of_the_proof():
         total = integer_laplace_epsilon(plan.sensitivity, plan.threshold_scale)
         total += integer_laplace_epsilon(2 * count * plan.sensitivity, plan.query_scale)
         guarantee = sparse_vector_guarantee(
-            noise=noise, max_positives=count, sensitivity=float(sensitivity)
+            noise_scale=noise, max_positives=count, sensitivity=float(sensitivity)
         )
         assert guarantee.epsilon() >= total
         assert (plan.threshold_scale + plan.query_scale) * plan.step == pytest.approx(noise)
@@ -111,19 +111,19 @@ def test_stops_at_the_last_positive_allowed(positives, allowed, expected):
 
 def test_clear_answers_are_found_in_order():
     answers = torch.tensor([0.0, 1e6, -1e6, 1e6, 0.0, 1e6]).double() - 1e3
-    release = sparse_vector(answers, noise=1.0, max_positives=2)
+    release = sparse_vector(answers, noise_scale=1.0, max_positives=2)
     assert release.value == [False, True, False, True]
     assert all(type(flag) is bool for flag in release.value)
-    release = sparse_vector(answers, noise=1.0, max_positives=5)
+    release = sparse_vector(answers, noise_scale=1.0, max_positives=5)
     assert release.value == [False, True, False, True, False, True]
-    release = sparse_vector(answers, noise=1.0, max_positives=1, threshold=2e6)
+    release = sparse_vector(answers, noise_scale=1.0, max_positives=1, threshold=2e6)
     assert release.value == [False] * 6
     assert release.scale == pytest.approx(1.0 - 1.0 / (1 + 2 ** (1 / 3)))
 
 
 def test_answers_beyond_the_lattice_saturate():
     answers = torch.tensor([-1e308, 1e308, -1e308], dtype=torch.float64)
-    assert sparse_vector(answers, noise=1.0, max_positives=3).value == [False, True, False]
+    assert sparse_vector(answers, noise_scale=1.0, max_positives=3).value == [False, True, False]
 
 
 def test_every_answer_gets_fresh_noise_and_all_share_the_threshold():
@@ -154,12 +154,12 @@ def test_every_answer_gets_fresh_noise_and_all_share_the_threshold():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "0.5"])
 def test_threshold_must_be_a_finite_number(bad):
     with pytest.raises((TypeError, ValueError), match="threshold"):
-        sparse_vector(torch.zeros(2), noise=1.0, max_positives=1, threshold=bad)
+        sparse_vector(torch.zeros(2), noise_scale=1.0, max_positives=1, threshold=bad)
 
 
 def test_noise_out_of_proportion_is_refused():
     for noise in (1e-7, 1e7):
         with pytest.raises(ValueError, match="noise"):
-            sparse_vector(torch.zeros(2), noise=noise, max_positives=1)
+            sparse_vector(torch.zeros(2), noise_scale=noise, max_positives=1)
     with pytest.raises(ValueError, match="max_positives"):
-        sparse_vector(torch.zeros(2), noise=1.0, max_positives=10**7)
+        sparse_vector(torch.zeros(2), noise_scale=1.0, max_positives=10**7)

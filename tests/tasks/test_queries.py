@@ -35,7 +35,7 @@ class TestEpsilon:
         config = {"noise": noise, "max_positives": count}
         root = (2 * count) ** (1 / 3)
         assert PROBLEM.epsilon(config) == pytest.approx((1 + root) * (1 + root**2) / noise)
-        proven = sparse_vector_guarantee(noise=noise, max_positives=count)
+        proven = sparse_vector_guarantee(noise_scale=noise, max_positives=count)
         assert PROBLEM.epsilon(config) == pytest.approx(proven.epsilon(), rel=1e-6)
         assert PROBLEM.promise.guarantee is not None
         assert PROBLEM.promise.guarantee(config) == proven
