@@ -103,9 +103,8 @@ def _train(folder: Path) -> None:
 
 def _front(folder: Path, trials: int) -> None:
     _heading("3. What accuracy does each epsilon buy? (DPareto)")
-    problem = _digits().problem(
-        epsilon=Real(0.3, 8.0, log=True), replicates=3, feature_norm=1.0, ref_point=(8.0, 1.0)
-    )
+    epsilons = SearchSpace(target_epsilon=Real(0.3, 8.0, log=True))
+    problem = _digits().problem(epsilons, replicates=3, feature_norm=1.0, ref_point=(8.0, 1.0))
     with (
         warnings.catch_warnings(),
         DPareto(problem, storage=folder / "study.sqlite", seed=0) as study,

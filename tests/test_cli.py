@@ -60,7 +60,8 @@ def test_the_installed_script_and_the_module_are_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nonsense"], ["ledger"], ["epsilon", *RUN], ["suggest", "--num-records", "x"]]
+    "arguments",
+    [[], ["nonsense"], ["ledger"], ["epsilon", *RUN], ["suggest", "--num-records", "x"]],
 )
 def test_wrong_arguments_have_code_2(arguments: list[str], capsys) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -101,9 +101,10 @@ def sparse_vector(
 ) -> Release[list[bool]]:
     r"""Release, one after the other, whether answers exceed a noisy threshold.
 
-    With ``b = noise_scale`` and ``C = max_positives``: ``b1 = b / (1 + (2C)^{1/3})``, ``b2 = b - b1``;
-    one draw ``rho ~ Lap(b1)`` moves the threshold, a fresh ``nu_i ~ Lap(b2)`` each answer, and the
-    i-th output is ``answers[i] + nu_i >= threshold + rho``, until C of them are true [Avent2020].
+    With ``b = noise_scale`` and ``C = max_positives``: ``b1 = b / (1 + (2C)^{1/3})``,
+    ``b2 = b - b1``; one draw ``rho ~ Lap(b1)`` moves the threshold, a fresh ``nu_i ~ Lap(b2)`` each
+    answer, and the i-th output is ``answers[i] + nu_i >= threshold + rho``, until C of them are
+    true [Avent2020].
 
     Guarantee: pure epsilon-DP with
     ``epsilon = sensitivity / b1 + 2 C sensitivity / b2``, which for sensitivity 1 is
@@ -137,7 +138,8 @@ def sparse_vector(
 
     Example:
         >>> import torch
-        >>> release = sparse_vector(torch.tensor([0.0, 40.0, 0.0]), noise_scale=1.0, max_positives=1)
+        >>> answers = torch.tensor([0.0, 40.0, 0.0])
+        >>> release = sparse_vector(answers, noise_scale=1.0, max_positives=1)
         >>> len(release.value) <= 3
         True
     """

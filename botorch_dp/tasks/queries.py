@@ -96,7 +96,8 @@ def sparse_vector_epsilon(config: Config) -> float:
 
 
 def _sparse_vector_guarantee(config: Config) -> Guarantee:
-    return sparse_vector_guarantee(noise_scale=config["noise"], max_positives=config["max_positives"])
+    scale, max_positives = config["noise"], config["max_positives"]
+    return sparse_vector_guarantee(noise_scale=scale, max_positives=max_positives)
 
 
 def noise_scales(noise: Any, max_positives: int) -> tuple[Any, Any]:

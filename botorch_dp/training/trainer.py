@@ -28,7 +28,7 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy.digests import digest_if_any
 from botorch_dp.privacy.guarantee import warn_large_delta, warn_large_epsilon
 from botorch_dp.privacy.runs import Run
-from botorch_dp.space import Real, SearchSpace
+from botorch_dp.space import SearchSpace
 from botorch_dp.training.engines import ENGINES
 from botorch_dp.training.networks import Loss, accuracy, causal_lm_loss, next_token_accuracy
 from botorch_dp.training.norm import fit_with_norm, plan_with_norm
@@ -471,9 +471,8 @@ class DPTrainer:
 
     def problem(
         self,
-        space: SearchSpace | None = None,
+        space: SearchSpace,
         *,
-        epsilon: Real | None = None,
         replicates: int = 1,
         publish: bool = False,
         ref_point: tuple[float, float] = (10.0, 1.0),
@@ -484,10 +483,9 @@ class DPTrainer:
 
         Args:
             space: Settings of a training: ``learning_rate``, ``clip_norm``, ``noise_multiplier`` or
-                ``target_epsilon`` (the noise is then solved for), ``batch_size``, ``epochs``.
-            epsilon: In place of a space: the range of epsilons, such as ``Real(0.1, 8.0,
-                log=True)``. Nothing else is searched: each epsilon is one training (or as many as
-                ``replicates`` says) with the settings that :meth:`fit` chooses for it.
+                ``target_epsilon`` (the noise is then solved for), ``batch_size``, ``epochs``. With
+                ``target_epsilon`` alone each epsilon is one training (or as many as ``replicates``
+                says) with the settings that :meth:`fit` chooses for it.
             replicates: Trainings whose utilities one trial averages.
             publish: Whether to train with noise from the operating system instead of seeds, for a
                 study with a budget (``DPareto(budget=...)``).
@@ -500,8 +498,8 @@ class DPTrainer:
             ...     noise_multiplier=Real(0.5, 8.0, log=True))
             >>> problem = trainer.problem(space, clip_norm=1.0, batch_size=50, epochs=4)
             >>> front = DPareto(problem, seed=0).run(16)
-            >>> few = trainer.problem(epsilon=Real(0.1, 8.0, log=True), feature_norm=2.2)
-            >>> front = DPareto(few, seed=0).run(8)
+            >>> epsilons = SearchSpace(target_epsilon=Real(0.1, 8.0, log=True))
+            >>> front = DPareto(trainer.problem(epsilons, feature_norm=2.2), seed=0).run(8)
         """
         if not self.setup.num_tests:
             raise ValueError(
@@ -510,15 +508,6 @@ class DPTrainer:
             )
         from botorch_dp.training import oracles  # which needs BoTorch; training alone does not
 
-        if (space is None) == (epsilon is None):
-            raise TypeError("Give either `space`, or `epsilon` for a front over epsilon alone.")
-        if space is None:
-            if not isinstance(epsilon, Real) or epsilon.low <= 0:
-                raise ValueError(
-                    "`epsilon` must be a range above 0, such as Real(0.1, 8.0, log=True), got "
-                    f"{epsilon!r}."
-                )
-            space = SearchSpace(target_epsilon=epsilon)
         own = OPTIMIZERS.get(self._optimizer_name, f"DP-SGD with {self._optimizer_name}")
         return oracles.problem_of(
             oracles.oracles_of(self, space, settings, publish=publish),

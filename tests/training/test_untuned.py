@@ -19,7 +19,7 @@ from botorch_dp.privacy import (
     PrivacyLedger,
     gaussian_mu,
 )
-from botorch_dp.space import Integer, Real, SearchSpace
+from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
@@ -222,17 +222,12 @@ def test_no_record_decides_about_the_settings() -> None:
 
 
 def test_a_front_over_epsilon_alone() -> None:
-    problem = FREE.problem(epsilon=Real(0.5, 8.0, log=True), delta=1e-3, feature_norm=2.6)
-    assert list(problem.space.parameters) == ["target_epsilon"]
+    epsilons = SearchSpace(target_epsilon=Real(0.5, 8.0, log=True))
+    problem = FREE.problem(epsilons, delta=1e-3, feature_norm=2.6)
     study = DPareto(problem, seed=0)
     study.run(3, initial=2)
     for trial in study.trials:
         assert trial.epsilon <= trial.config["target_epsilon"]
-    for wrong in ((0.1, 1.0), Integer(1, 3), None):
-        with pytest.raises((TypeError, ValueError), match="`epsilon`"):
-            FREE.problem(epsilon=wrong)
-    with pytest.raises(TypeError, match="either `space`"):
-        FREE.problem(SearchSpace(epochs=Integer(1, 3)), epsilon=Real(0.5, 8.0))
     noise = FREE.problem(SearchSpace(noise_multiplier=Real(1.0, 4.0)), delta=1e-3, feature_norm=2.6)
     assert noise.batched.epsilons([{"noise_multiplier": 2.0}])[0] > 0
 
