@@ -1,9 +1,9 @@
-"""Is one training with nothing tuned as good as the best of 40 that nobody paid for?
+"""Is one training with default settings as good as the best of 40?
 
     OMP_NUM_THREADS=1 python -m benchmarks.nothing_to_tune [--tasks adult ...] [--rows rule ...]
 
 Twenty tasks (``benchmarks/untuned_tasks.py``; the rule was fixed before it was tried on the six
-frozen ones), epsilon = 0.1, 0.3, 1 and 3 at delta = 1e-5, Poisson batches, replace-one. Each cell
+held-out ones), epsilon = 0.1, 0.3, 1 and 3 at delta = 1e-5, Poisson batches, replace-one. Each cell
 is stored as it comes, so that a run that was stopped goes on where it was. Half of the test records
 choose wherever a row chooses; the numbers are of the other half. All noise is seeded.
 
@@ -18,14 +18,14 @@ Rows, the cheapest first:
 * *selection*: ``PrivateFit`` with 20 expected random trainings, by resampling 24 trainings at the
   noise that it asks for; the choosing records are protected, too;
 * *hyfree*: normalized gradients, whose learning rate is the minimum of a parabola through three
-  noisy losses on each fifth batch [Bu2025]; a hundredth of the privacy pays for the losses;
+  noisy losses on each fifth batch [Bu2025]; the losses take a hundredth of the privacy;
 * *scaling*: full batches and momentum; the product of rate and steps is found with three trainings
   at each of two small epsilons and extrapolated linearly [Panda2024];
 * *tenth*: a private selection on a tenth of the records, one training on all others;
 * *objective*: objective perturbation [Kifer2012], the regularization chosen on the choosing half
-  without paying (logistic regressions);
+  not counted in epsilon (logistic regressions);
 * *unpaid*: the configuration that did best on the choosing half among 40 (20 or 12 for the
-  dearest tasks), each at the whole epsilon, trained again; the tuning is not paid;
+  dearest tasks), each at the whole epsilon, trained again; the tuning is not counted;
 * *open*: the better of two trainings without noise.
 """
 
@@ -423,13 +423,13 @@ def measure(path: Path, tasks: Sequence[str], rows: Sequence[str]) -> dict[str, 
         cells[key] = found
         with atomic_write(path) as file:
             json.dump(stored, file, indent=1)
-        if row not in ("rule", "first", "second") or TASKS[task].group != "frozen":
+        if row not in ("rule", "first", "second") or TASKS[task].group != "held out":
             print(f"{key}: {mean_interval(found['values'])}, {found['seconds']} s", flush=True)
     return stored
 
 
 def mean(cells: dict[str, Any], task: str, epsilon: float, row: str) -> float | None:
-    """The mean of a cell, or None; of the unpaid search, how good the chosen model itself is."""
+    """The mean of a cell, or None; of the best of 40, how good the chosen model itself is."""
     found = cells.get(f"{task} {epsilon:g} {row}")
     if found is None:
         return None
@@ -439,7 +439,7 @@ def mean(cells: dict[str, Any], task: str, epsilon: float, row: str) -> float | 
 
 
 def gaps(cells: dict[str, Any], row: str = "rule") -> dict[tuple[str, float], float]:
-    """A row minus the unpaid best, for each task and epsilon where both are known."""
+    """A row minus the best of 40, for each task and epsilon where both are known."""
     found = {}
     for task, epsilon in itertools.product(TASKS, EPSILONS):
         ours, best = (mean(cells, task, epsilon, each) for each in (row, "unpaid"))
@@ -453,9 +453,9 @@ def draw(cells: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     lines = {
-        "rule": ("nothing tuned", "C0", "o-"),
-        "unpaid": ("best of 40, tuning not paid", "C1", "s--"),
-        "selection": ("best of 20, tuning paid", "C2", "^:"),
+        "rule": ("default settings", "C0", "o-"),
+        "unpaid": ("best of 40, tuning not counted in ε", "C1", "s--"),
+        "selection": ("best of 20, tuning counted in ε", "C2", "^:"),
         "open": ("no privacy", "0.5", "-"),
     }
     figure = Figure(figsize=(12, 14), layout="constrained")
@@ -473,7 +473,7 @@ def draw(cells: dict[str, Any], path: Path) -> None:
         axis.set_ylabel("explained variance" if task.metric is explained else "accuracy")
         axis.grid(alpha=0.3)
     for axis in axes[-4:]:
-        axis.set_xlabel("epsilon (delta = 1e-5)")
+        axis.set_xlabel("ε (δ = 1e-5)")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=12)
     figure.savefig(path, dpi=110)

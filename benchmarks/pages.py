@@ -539,41 +539,15 @@ def _three_digits(found: dict[str, Any]) -> str:
 
 
 def untuned() -> str:
-    """The tasks at epsilon = 1, and the gap to unpaid tuning over all epsilons."""
-    from benchmarks.nothing_to_tune import mean
-    from benchmarks.untuned_tasks import TASKS
-
-    found = load("nothing_to_tune")
-    if found is None:
-        return "Not run yet.\n"
-    cells = found["cells"]
-    names = ("majority", "rule", "selection", "unpaid", "open")
-    values = {name: [mean(cells, name, 1.0, row) for row in names] for name in TASKS}
-    rows = [
-        [_grouped(task.label(name)), task.size]
-        + ["?" if value is None else f"{value:.3f}" for value in values[name]]
-        for name, task in TASKS.items()
-    ]
-    head = ["task, ε = 1", "records", "majority", "**default settings**"]
-    head += ["best of 20, tuning in ε", "best of 40, tuning not in ε", "no privacy"]
-    return f"{_summary(cells)}\n{table(head, rows)}"
-
-
-def _grouped(name: str) -> str:
-    """The name with the words of the page for groups of tasks."""
-    for group, words in (("opened", "checked later"), ("open", "design"), ("frozen", "held out")):
-        if name == group or name.endswith(f", {group}"):
-            return name.removesuffix(group) + words
-    return name
-
-
-def _summary(cells: dict[str, Any]) -> str:
-    """Mean and worst, of all tasks and of each group."""
+    """The gap to the best of 40 over all epsilons: mean and worst, of all tasks and each group."""
     from benchmarks.nothing_to_tune import gaps
     from benchmarks.untuned_tasks import TASKS
 
-    rows = []
-    for name in ("all", "open", "opened", "frozen"):
+    stored = load("nothing_to_tune")
+    if stored is None:
+        return "Not run yet.\n"
+    cells, rows = stored["cells"], []
+    for name in ("all", "design", "checked later", "held out"):
         chosen = {k: gap for k, gap in gaps(cells).items() if name in ("all", TASKS[k[0]].group)}
         tasks = dict.fromkeys(task for task, _ in chosen)
         means = [
@@ -587,7 +561,7 @@ def _summary(cells: dict[str, Any]) -> str:
             for t, e in chosen
         )
         rows.append(
-            [_grouped(name), f"{len(tasks)}",
+            [name, f"{len(tasks)}",
              f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]",
              f"{worst:+.3f} ({task.replace('_', ' ')}, ε = {epsilon:g})",
              f"{level} of {len(chosen)}"]
