@@ -3,8 +3,9 @@
 ``python -m tools.map`` counts files and lines of the package and of its tests, public names,
 modules with a single user, long keyword lists and repeated runs of lines; then it follows six
 small journeys and counts the files of the package that each visits and the calls that go from one
-of them to another. ``--tree FOLDER`` measures another checkout; ``--write`` draws the tree, the
-journeys and the figures into ``docs/architecture.md``.
+of them to another. ``--tree FOLDER`` measures another checkout; ``--files`` prints each file with
+the first line of its docstring; ``--write`` draws the tree and the journeys into
+``docs/architecture.md``.
 """
 
 from __future__ import annotations
@@ -422,36 +423,62 @@ def first_sentence(path: Path) -> str:
     return re.sub(r":\w+:|[`~]", "", words)
 
 
-def tree(page: str) -> str:
-    """All files with what they are, the subpackages in the order of the table in the map."""
-    package = ROOT / "botorch_dp"
-    listed = re.findall(r"^\| (`.*?`) \|", page.partition("\n## ")[0], re.MULTILINE)
-    names = ["errors.py", "_checks.py", "_files.py", *re.findall(r"`(.*?)`", " ".join(listed))]
-    lines = ["botorch_dp/"]
+def subpackages() -> list[str]:
+    """The folders and single files of the package, in the order of the table in the map."""
+    page = (ROOT / "docs" / "architecture.md").read_text().partition("\n## ")[0]
+    listed = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
+    return ["errors.py", "_checks.py", "_files.py", *re.findall(r"`(.*?)`", " ".join(listed))]
 
-    def draw(place: Path, name: str, depth: int) -> None:
-        margin = "  " * depth
-        source = place if place.is_file() else place / "__init__.py"
-        lines.append(f"{margin}{name:{32 - len(margin)}s}{first_sentence(source)}")
-        if place.is_file():
-            return
-        files = [file for file in place.glob("*.py") if file != source]
-        folders = [folder.parent for folder in place.glob("*/__init__.py")]
-        for inside in sorted(files) + sorted(folders):
-            draw(inside, inside.name if inside.is_file() else f"{inside.name}/", depth + 1)
 
-    for name in names:
-        draw(package / name, name, 1)
+def inside(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files of a subpackage but for its ``__init__``, and its subpackages."""
+    files = sorted(file for file in folder.glob("*.py") if file.name != "__init__.py")
+    return files, sorted(found.parent for found in folder.glob("*/__init__.py"))
+
+
+def described_files() -> str:
+    """All files with the first lines of their docstrings."""
+    lines = []
+
+    def draw(place: Path, depth: int) -> None:
+        folder = place.is_dir()
+        name = "  " * depth + place.name + "/" * folder
+        lines.append(f"{name:34s}{first_sentence(place / '__init__.py' if folder else place)}")
+        for found in [each for part in inside(place) for each in part] if folder else []:
+            draw(found, depth + 1)
+
+    for name in subpackages():
+        draw(ROOT / "botorch_dp" / name, 0)
+    return "\n".join(lines)
+
+
+def tree() -> str:
+    """The names of all files, a paragraph for each folder."""
+    lines = []
+
+    def draw(folder: Path, depth: int) -> None:
+        files, folders = inside(folder)
+        name = "  " * depth + folder.name + "/"
+        stems = " ".join(file.stem for file in files)
+        lines.append(
+            textwrap.fill(stems, 104, initial_indent=f"{name:16s}", subsequent_indent=" " * 16)
+        )
+        for found in folders:
+            draw(found, depth + 1)
+
+    for name in subpackages():
+        if name.endswith("/"):
+            draw(ROOT / "botorch_dp" / name, 0)
     return "\n".join(lines)
 
 
 def write(found: dict[str, Any]) -> None:
-    """Draw the tree and the journeys, and put the figures into their table."""
+    """Draw the tree and the journeys."""
     page = ROOT / "docs" / "architecture.md"
     text = page.read_text()
     before, mark, rest = text.partition("<!-- tree -->\n```\n")
     assert mark, "docs/architecture.md has no place for the tree"
-    text = f"{before}{mark}{tree(before)}\n```{rest.partition('```')[2]}"
+    text = f"{before}{mark}{tree()}\n```{rest.partition('```')[2]}"
     for name, journey in found["journeys"].items():
         listed = ", ".join(f"`{file}`" for file in journey["files"])
         heading = re.search(rf"^\*\*{name}\*\* \(`[^`]*`\)", text, re.MULTILINE | re.IGNORECASE)
@@ -461,36 +488,19 @@ def write(found: dict[str, Any]) -> None:
         )
         end = text.index("\n\n", heading.start())
         text = text[: heading.start()] + paragraph + text[end:]
-
-    (most, where), *_ = found["longest_keyword_lists"]
-    now = {
-        "files and lines of the package": "{files}, {lines:,}".format(**found["package"]),
-        "files and lines of the tests": "{files}, {lines:,}".format(**found["tests"]),
-        "files and lines of the benchmarks": "{files}, {lines:,}".format(**found["benchmarks"]),
-        "public names": found["public_names"],
-        "modules with a single user": len(found["single_users"]),
-        "most keyword arguments": f"{most} (`{where.removesuffix('.__init__').split('.')[-1]}`)",
-        "functions, and records that callers write, with more than ten": len(
-            found["more_than_ten_keywords"]
-        ),
-        "repeated runs of six or more lines": len(found["repeated_runs"]),
-        "the same, outside signatures and docstrings": len(found["repeated_code"]),
-    }
-    for name, journey in found["journeys"].items():
-        now[name] = f"{journey['count']} files ({journey['cross_file_calls']})"
-    for row, value in now.items():
-        pattern = rf"^(\| {re.escape(row)} \|[^|]*\|)[^|\n]*\|$"
-        text, rows = re.subn(pattern, rf"\1 {value} |", text, flags=re.MULTILINE)
-        assert rows == 1, f"docs/architecture.md has {rows} rows for {row}"
     page.write_text(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tree", type=Path, help="another checkout; nothing is saved then")
-    parser.add_argument("--write", action="store_true", help="write all of it into docs/")
+    parser.add_argument("--write", action="store_true", help="draw the map in docs/architecture.md")
+    parser.add_argument("--files", action="store_true", help="only print what each file is")
     parser.add_argument("--journeys", action="store_true", help="only follow the journeys, as JSON")
     options = parser.parse_args()
+    if options.files:
+        print(described_files())
+        return
     if options.journeys:
         print(json.dumps(journeys()))
         return
