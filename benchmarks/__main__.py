@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,18 +17,52 @@ FOLDER = Path(__file__).parent
 EXCEPT = {"__main__", "audit", "pages"}
 
 
-def questions() -> dict[str, str]:
-    """Every script that measures something, with the first line of its docstring."""
+def scripts() -> dict[str, str]:
+    """The source of every script that measures something."""
     sources = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.py"))}
     return {
-        name: (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
+        name: source
         for name, source in sources.items()
         if name not in EXCEPT and 'if __name__ == "__main__":' in source
     }
 
 
+def minutes(source: str) -> float:
+    """How long a script takes: what it tells :class:`BenchmarkParser`, all parts together."""
+    tree = ast.parse(source)
+    values = {
+        node.targets[0].id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    (value,) = [
+        word.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for word in node.keywords
+        if word.arg == "minutes"
+    ]
+    found = ast.literal_eval(values[value.id] if isinstance(value, ast.Name) else value)
+    return float(sum(found.values()) if isinstance(found, dict) else found)
+
+
+def last_run(source: str) -> str:
+    """The newest date of the results that a script names: their own, or that of their commit."""
+    names = "|".join(path.stem for path in (FOLDER / "results").glob("*.json"))
+    dates = []
+    for name in set(re.findall(rf'"({names})"', source)):
+        path = FOLDER / "results" / f"{name}.json"
+        machine = json.loads(path.read_text()).get("machine", {})
+        command = ["git", "log", "-1", "--format=%cs", "--", str(path)]
+        dates.append(
+            machine.get("date")
+            or subprocess.run(command, cwd=FOLDER, capture_output=True, text=True).stdout.strip()
+        )
+    return max(dates, default="never")
+
+
 def main() -> int:
-    known = questions()
+    known = scripts()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="which to run, one after the other"
@@ -38,8 +74,10 @@ def main() -> int:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
     names = list(known) if options.all else options.names
     if not names:
-        for name, question in known.items():
-            print(f"{name:18} {question}")
+        print(f"{'':18} {'last run':11} minutes")
+        for name, source in known.items():
+            claim = (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
+            print(f"{name:18} {last_run(source):11} {minutes(source):7.3g}  {claim}")
         print("\n`python -m benchmarks.NAME --help` lists the parts of one and how long they take.")
     failures = 0
     for name in names:

@@ -46,6 +46,7 @@ from benchmarks.common import (
     mean_interval,
     save_results,
 )
+from benchmarks.tables import bracketed, markdown, stored
 from botorch_dp import tasks
 from botorch_dp.pareto import PrivacyUtilityProblem
 from botorch_dp.pareto.front import dominated_volume
@@ -450,6 +451,25 @@ def records() -> None:
             "records": rows,
         },
     )
+
+
+def table_accounting_fronts() -> str:
+    rows = []
+    for name, found in stored("accounting_fronts").items():
+        if name != "machine":
+            cells = [
+                cell
+                for scale in ("epsilon", "ln epsilon")
+                for cell in (
+                    f"{found[f'before, in {scale}']['mean']:.3f} → "
+                    f"{found[f'after, in {scale}']['mean']:.3f}",
+                    bracketed(found[f"gain, in {scale}"]),
+                )
+            ]
+            longest = "one epoch" if found["longest"] == 1 else f"{found['longest']} epochs"
+            size = f"{found['trials']} trainings, at most {longest}"
+            rows.append([f"{name}: {size}, {found['seeds']} seeds", *cells])
+    return markdown(["", "in ε", "gain", "in ln(ε/0.05)", "gain"], rows)
 
 
 def main() -> None:

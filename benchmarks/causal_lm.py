@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import BenchmarkParser, save_results
+from benchmarks.tables import markdown, stored
 from botorch_dp.training import DPTrainer, TrainTest, causal_lm_loss
 
-FILE = "causal_lm"
 LENGTH, WORDS, DELTA = 16, 64, 1e-5
 EPSILONS = (0.3, 1.0, 3.0, 8.0)
 
@@ -58,11 +58,18 @@ def adam(model: nn.Module, rows: dict[str, Tensor], epochs: int) -> nn.Module:
     return model
 
 
+def table_causal_lm() -> str:
+    found = stored("causal_lm")["perplexity"]
+    names = {"pretrained": "pretrained only"} | {f"{e:g}": f"ε = {e:g}" for e in EPSILONS}
+    head = [names.get(name, name) for name in found]
+    return markdown(head, [[f"{each['mean']:.1f}" for each in found.values()]])
+
+
 def main() -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    parser = BenchmarkParser(FILE, __doc__, minutes=6)
+    parser = BenchmarkParser("causal_lm", __doc__, minutes=6)
     parser.add_argument("--records", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
@@ -97,7 +104,7 @@ def main() -> None:
             for name, values in found.items()
         },
     }
-    save_results(FILE, results)
+    save_results("causal_lm", results)
     print(results["perplexity"])
 
 

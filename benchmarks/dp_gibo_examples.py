@@ -39,6 +39,7 @@ from benchmarks.common import (
     results_folder,
     save_results,
 )
+from benchmarks.tables import markdown, short, stored
 from botorch_dp._checks import check_delta, check_nonnegative, check_positive
 from botorch_dp.descent import DPGIBO, DescentResult, Design
 from botorch_dp.descent.settings import DescentSettings
@@ -727,6 +728,50 @@ EXAMPLES: dict[str, tuple[Callable[[int, int], dict[str, Any]], int]] = {
     "4.2": (example_42, 100),
     "placement": (placement, 8),
 }
+
+
+def table_dp_gibo_theorems() -> str:
+    found = stored("dp_gibo_41")
+    rows = []
+    for name, each in found[
+        "theorems as printed, delta = 0.05, and the largest of all seeds"
+    ].items():
+        printed = each["printed"]
+        pairs = [
+            (each["mean squared gradient"], printed["mean_square"]),
+            (each["gap"], printed["gap"]),
+            (each["distance"], printed["distance"]),
+        ]
+        rows.append([name, f"{printed['V']:.3g}", *(f"{a:.3g} ≤ {b:.3g}" for a, b in pairs)])
+    V = found["V of the examples"].items()
+    return (
+        markdown(["run of 4.1", "V", "Theorem 3.2, Ψ_T", "Theorem 3.3, F_T", "Corollary 3.4"], rows)
+        + f"\nV in all examples: {'; '.join(f'{name}: {value:.3g}' for name, value in V)}.\n"
+    )
+
+
+def table_dp_gibo_placement() -> str:
+    found = stored("dp_gibo_placement")
+    rows = [
+        [name, *(f"{r['mean']:.3f} (at most {r['largest']:.3f})" for r in by.values())]
+        for name, by in found["trace over the least one found"].items()
+    ]
+    return markdown(["data and noise", "a simplex (the default)", '`"optimize"`'], rows)
+
+
+def table_dp_gibo_41() -> str:
+    found = stored("dp_gibo_41")["final distance from the mean"]
+    return markdown(["run", "distance"], ([name, short(value)] for name, value in found.items()))
+
+
+def table_dp_gibo_42() -> str:
+    found = stored("dp_gibo_42")
+    rows = [[n, short(v)] for n, v in found["final distance from the minimum"].items()]
+    rows += [
+        [f"DP-GIBO minus noisy gradient descent, {name}, paired", short(paired)]
+        for name, paired in found["DP-GIBO minus noisy gradient descent, distance"].items()
+    ]
+    return markdown(["run", "distance"], rows)
 
 
 def main() -> None:

@@ -44,6 +44,7 @@ from benchmarks.common import (
     results_folder,
     save_results,
 )
+from benchmarks.tables import fixed, markdown, stored
 from botorch_dp.descent import DPGIBO, Design, private_start, public_clip_norm
 from botorch_dp.objectives import PrivateObjective
 
@@ -295,6 +296,22 @@ def _figure(rows: list[dict[str, Any]], levels: Sequence[float], batches: int) -
     )
     figure.savefig(results_folder() / "dp_gibo_where.png", dpi=110)
     plt.close(figure)
+
+
+def table_descent() -> str:
+    """Median gaps of DP-GIBO and of TuRBO on released scores; bold where DP-GIBO's is smaller."""
+    found = stored("dp_gibo_where")["comparison"]
+    levels = list(dict.fromkeys(row["n mu"] for row in found))
+    rows = []
+    for shape, d in dict.fromkeys((row["shape"], row["d"]) for row in found):
+        mine = [row for row in found if (row["shape"], row["d"]) == (shape, d)]
+        rows.append([f"{shape}, d = {d}", *map(_gaps, mine)])
+    return markdown(["losses", *(f"nμ = {level:,.0f}" for level in levels)], rows)
+
+
+def _gaps(row: dict[str, Any]) -> str:
+    ours, theirs = (fixed(row[name], 4) for name in ("DP-GIBO", "TuRBO"))
+    return f"**{ours}** / {theirs}" if float(ours) < float(theirs) else f"{ours} / {theirs}"
 
 
 def main() -> None:

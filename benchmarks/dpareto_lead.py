@@ -41,6 +41,7 @@ from benchmarks.accounting import papers_epsilon
 from benchmarks.common import BenchmarkParser, mean_interval, results_folder, save_results
 from benchmarks.dpareto_paper import FULL, METHODS, SMALLEST, TABLE_2, TABLE_4, prepared
 from benchmarks.linear_training import FastTraining, _compiled
+from benchmarks.tables import bracketed, markdown, short, stored
 from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.privacy import dp_sgd_epsilon
@@ -300,6 +301,94 @@ def draw(pools: dict[str, Points], studies: dict[str, Points], trainings: int) -
         fontsize=13,
     )
     figure.savefig(results_folder() / f"{NAME}.png", dpi=150)
+
+
+def table_dpareto_table_2() -> str:
+    """Printed leads beside ours: the mean over the seeds of each kind of study."""
+    found = stored("dpareto_lead")
+    rows = []
+    for setting, printed in found["printed in table 2"].items():
+        label = f"{setting} (printed: {{}} [{{}}, {{}}])".format(*printed)
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for study, measures in _most_trained(found["leads"].get(setting, {})).items():
+            kind = study.partition(", seed")[0] if ", seed" in study else study.rpartition(", ")[0]
+            kinds.setdefault(kind, []).append(measures)
+        for kind, seeds in sorted(kinds.items(), key=lambda item: _ORDER.index(item[0])):
+            cells = []
+            for name in _LEADS.values():
+                entries = [measures[name] for measures in seeds if name in measures]
+                leads = ", ".join(f"{each['lead']['mean']:.4f}" for each in entries)
+                ahead = ", ".join(str(each["ahead of"]) for each in entries)
+                cells.append(f"{leads} ({ahead})" if entries else "")
+            rows.append([label, kind, *cells])
+            label = ""
+    head = ["setting", "study", *_LEADS]
+    return markdown(head, rows)
+
+
+_ORDER = [
+    "default settings, nothing tuned", "DPareto", "DPareto, linear epsilon",
+    "DPareto, the paper's way",
+]  # fmt: skip
+
+
+_LEADS = {
+    "in ε": "hypervolume to (10, 1); epsilon by dominating pairs",
+    "in ln ε": "hypervolume in ln(epsilon / .05); epsilon by dominating pairs",
+    "in ε, Rényi": "hypervolume to (10, 1); epsilon by Rényi divergences",
+    "in ln ε, Rényi": "hypervolume in ln(epsilon / .05); epsilon by Rényi divergences",
+}
+
+
+def _trainings(study: str) -> int:
+    return int(study.rpartition(", ")[2].split()[0])
+
+
+def _most_trained(studies: dict[str, Any]) -> dict[str, Any]:
+    """The studies whose points were trained most often."""
+    most = max(map(_trainings, studies), default=0)
+    return {name: study for name, study in studies.items() if _trainings(name) == most}
+
+
+def _ahead(entry: dict[str, Any]) -> str:
+    return f"ahead of {entry['ahead of']} of 19"
+
+
+def table_dpareto_lead() -> str:
+    """The leads of LogReg+SGD by all measures, and pools of random points."""
+    found = stored("dpareto_lead")
+    parts = []
+    leads = found["leads"]["LogReg+SGD"]
+    often = {_trainings(study) for study in leads}
+    for study, measures in leads.items():
+        if "DPareto, seed 0, " not in study or _trainings(study) not in (min(often), max(often)):
+            continue
+        rows = []
+        for name, entry in measures.items():
+            measure, axis = name.split("; epsilon by ")
+            deviation = f"{entry['standard deviation of a draw']:.2g}"
+            rows.append([measure, axis, short(entry["lead"]), _ahead(entry), deviation])
+        head = ["measure", "ε by", "mean lead over 19 draws", "", "deviation of a draw"]
+        parts.append(f"{study}, and as many of each random point:\n\n{markdown(head, rows)}")
+    for trainings, pools in found["pools compared"].items():
+        pools = dict(pools)
+        size = pools.pop("points of a draw")
+        compared = [[pool, bracketed(value)] for pool, value in pools.items()]
+        parts.append(
+            f"Random points alone, {trainings} each, hypervolume to (10, 1) of a draw of {size}:"
+            f"\n\n{markdown(['random points', 'a draw'], compared)}"
+        )
+    return "\n".join(parts)
+
+
+def table_dpareto_own_time() -> str:
+    found = stored("dpareto_lead")
+    rows = [["the paper's, on its machine (section 4)", "45"]]
+    for setting, studies in found["studies"].items():
+        for name, study in _most_trained(studies).items():
+            if (seconds := study.get("own seconds of a processor")) is not None:
+                rows.append([f"{setting}, {name}, here", f"{seconds:.0f}"])
+    return markdown(["16 + 256 trials without their trainings", "seconds"], rows)
 
 
 def main() -> None:

@@ -43,6 +43,7 @@ from benchmarks.common import (
     save_results,
 )
 from benchmarks.linear_training import FastTraining, Training
+from benchmarks.tables import markdown, stored
 from botorch_dp import tasks
 from botorch_dp.pareto import Batched, DPareto, ParetoFront, PrivacyUtilityProblem
 from botorch_dp.pareto.front import dominated_volume
@@ -692,6 +693,34 @@ def table(summary: dict[str, Any]) -> str:
                 + " ".join(f"{text:>26}" for text in shown)
             )
     return "\n".join(lines)
+
+
+#: Learning rates of studies, and of runs that were stored before they said so.
+_STUDIED = (5e-4, 5e-2)
+
+
+def table_dpareto_full() -> str:
+    full = stored("dpareto_paper_full")
+    rows = []
+    for setting, methods in full["summary"].items():
+        for method, entry in methods.items():
+            cells = [entry["linear"]["observed"], entry["linear"]["evaluated_again"]]
+            cells.append(entry["log"]["evaluated_again"])
+            run = full["runs"][setting][method]["0"]
+            low, high = run.get("learning_rate", _STUDIED)
+            rate = f"{low:g} to {high:g}"
+            numbers = (f"{v:.3f}" for v in cells)
+            rows.append([setting, method, rate, str(entry["trials"]), *numbers])
+    head = [
+        "setting",
+        "method",
+        "learning rates",
+        "trials",
+        "observed",
+        "trained again",
+        "in ln(ε/0.05), trained again",
+    ]
+    return markdown(head, rows)
 
 
 def main() -> None:

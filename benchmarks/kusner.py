@@ -50,6 +50,7 @@ from benchmarks.common import (
     results_folder,
     save_results,
 )
+from benchmarks.tables import markdown, stored
 from botorch_dp.acquisition.ucb import UCBSchedule
 from botorch_dp.models import FiniteSetGP, max_information_gain, public_gp
 from botorch_dp.objectives import PrivateObjective
@@ -541,6 +542,30 @@ def regret(seeds: int) -> None:
         },
     )
     draw_regret(results, seeds)
+
+
+def table_kusner() -> str:
+    found = stored("kusner_noise")
+    chosen = [row for row in found["rows"] if row["records"] == 10_000]
+    rows = []
+    for name in dict.fromkeys(row["release"] for row in chosen):
+        mine = [row for row in chosen if row["release"] == name]
+        cells = [f"{r['noise, 95%']:.3g}{' **drowned**' if r['drowned'] else ''}" for r in mine]
+        rows.append([name, *cells, mine[0]["status"]])
+    return markdown(["release", "ε = 1", "ε = 3", "ε = 10", "status"], rows)
+
+
+def table_kusner_regret() -> str:
+    """The lowest and the highest mean over tasks of each release."""
+    found = stored("which_release")
+    rows = []
+    for name in next(iter(found["regret"].values())):
+        cells = []
+        for epsilon in ("1", "10"):
+            means = [by[name][epsilon]["mean"] for by in found["regret"].values()]
+            cells.append(f"{min(means):.3f} to {max(means):.3f}")
+        rows.append([name, *cells])
+    return markdown(["release", "ε = 1", "ε = 10"], rows)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from sklearn.ensemble import RandomForestClassifier
 from torch import Tensor, nn
 
 from benchmarks.common import RESULTS, BenchmarkParser, Interval, mean_interval, save_results
+from benchmarks.tables import markdown, stored
 from botorch_dp import datasets
 from botorch_dp.privacy import NeighboringRelation
 from botorch_dp.training import DPTrainer, TrainTest
@@ -140,6 +141,35 @@ def draw(stored: dict[str, Any], path: Path) -> None:
     axes.set(xlim=(0.05, 25), ylim=(45, 101), xlabel="ε for one record added or removed")
     axes.set_ylabel("attacker's right answers (%)")
     figure.savefig(path, dpi=150)
+
+
+def table_membership() -> str:
+    found = stored("membership")
+    names = {"epsilon = 8": "ε = 8", "epsilon = 1": "ε = 1", "no protection": "no protection"}
+    rows = []
+    for name, row in found["models"].items():
+        model, _, protection = name.partition(", ")
+        limit = found["no attack exceeds"].get(
+            f"{float(protection[10:]):.1f}" if protection[:7] == "epsilon" else ""
+        )
+        rows.append([
+            f"{model}, {names[protection]}",
+            *(_percent(row[column]) for column in ("accuracy", "right guesses", "named")),
+            "100%" if limit is None else f"{100 * limit['right guesses']:.4g}%",
+        ])  # fmt: skip
+    head = [
+        "model of 1,000 people",
+        "accuracy",
+        "attacker is right",
+        "named",
+        "no attack is right more than",
+    ]
+    return markdown(head, rows)
+
+
+def _percent(found: dict[str, Any]) -> str:
+    mean, low, high = (100 * found[key] for key in ("mean", "low", "high"))
+    return f"{mean:.1f}% [{low:.1f}, {high:.1f}]"
 
 
 def main() -> None:

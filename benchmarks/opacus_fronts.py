@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import BenchmarkParser, save_results
+from benchmarks.tables import fixed, markdown, stored
 from botorch_dp.datasets import adult
 from botorch_dp.pareto.front import dominated_volume, non_dominated
 from botorch_dp.space import Integer, Real, SearchSpace
@@ -93,6 +94,23 @@ def measure(case: str, data: TrainTest, configs: int, seeds: int) -> dict[str, A
         statistics.stdev(each) for each in accuracies["auto"]
     )
     return result
+
+
+def table_opacus_fronts() -> str:
+    found = stored("opacus_fronts")
+    rows = [["always the more frequent class", fixed(found["majority"], 4), *[""] * 7]]
+    for name, case in found["cases"].items():
+        engines = [case["engines"][engine] for engine in ("auto", "opacus")]
+        rows.append(
+            [name]
+            + [fixed(e["mean_accuracy"], 4) for e in engines]
+            + [fixed(e["hypervolume"], 4) for e in engines]
+            + [fixed(e["seconds"], 1) for e in engines]
+            + [fixed(case[key], 4) for key in ("largest_paired_gap", "spread_between_seeds")]
+        )
+    head = ["model", "accuracy, ours", "by Opacus", "hypervolume, ours", "by Opacus"]
+    head += ["seconds, ours", "by Opacus", "largest difference", "deviation between seeds"]
+    return markdown(head, rows)
 
 
 def main() -> None:

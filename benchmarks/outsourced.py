@@ -52,6 +52,7 @@ from benchmarks.common import (
     save_results,
     seconds,
 )
+from benchmarks.tables import markdown, short, stored
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.outsourced import (
@@ -484,6 +485,70 @@ def certificates(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
             "broken": sum(r > c for c, r in pairs),
         }
     return found
+
+
+def table_outsourced() -> str:
+    found = stored("outsourced")
+    parts = []
+    for number, entry in sorted(found["tables"].items(), key=lambda item: int(item[0])):
+        parts.append(_outsourced_table(number, entry, found.get("variants", {}).get(number)))
+    batches = [[size, short(value)] for size, value in found["batches"].items()]
+    certified = [
+        [name, short(value["certified"]), short(value["regret"])]
+        for name, value in found["certificates"].items()
+    ]
+    return (
+        "\n".join(parts)
+        + "\nWith the printed length-scale of 1.25 the search without privacy ends at "
+        f"{short(found['printed length-scale 1.25, without privacy']['final'])}.\n\n"
+        "Several rows may be asked for at once (table 1 without privacy):\n\n"
+        f"{markdown(['rows at once', 'regret'], batches)}\n"
+        "The curator can certify a regret (97.5%, the rows and ε of table 1):\n\n"
+        f"{markdown(['rows sent', 'certified', 'true'], certified)}\n"
+    )
+
+
+def _outsourced_table(number: str, entry: dict[str, Any], variant: dict[str, Any] | None) -> str:
+    record, cells = entry["record"], entry["random projection"]
+    stand_in = "" if record["data"] == "synthetic" else " (stand-in data)"
+    without, noise = entry["without privacy"]["final"], entry["Gaussian noise"]["final"]
+    text = (
+        f"**Table {number}**: {record['data']}{stand_in}, ln ε = {record['log_epsilon']}. Without "
+        f"privacy {short(without)}; Gaussian noise at the same (ε, δ) {short(noise)}.\n\n"
+    )
+    head = ["r", *cells]
+    rows = [
+        ["printed", *(f"{cell['printed']:.3f}" for cell in cells.values())],
+        ["ours", *(short(cell["final"]) for cell in cells.values())],
+    ]
+    if variant is not None:
+        ours, ln = variant["random projection"], variant["record"]["log_epsilon"]
+        label = f"ours at ln ε = {ln:.2f} (no lifting up to r = {variant['record']['threshold']})"
+        rows.append([label, *(short(cell["final"]) for cell in ours.values())])
+    return text + markdown(head, rows)
+
+
+def table_outsourced_figure_2() -> str:
+    found = stored("outsourced")
+    rows = []
+    for data, panel in found["figure 2"].items():
+        name = f"2{panel['panel']}: {data}{'' if data == 'synthetic' else ' (stand-in data)'}"
+        for ln, cell in panel["by ln"].items():
+            stretched, printed = cell["C' of theorem 2"], cell["printed excess"]
+            ours = [f"{printed:.3f}", short(cell["excess"]), f"{stretched:.3g}"]
+            rows.append([name, str(panel["r"]), ln, *ours])
+    return markdown(
+        ["panel", "r", "ln ε", "excess, printed", "excess, ours", "C' of Theorem 2"], rows
+    )
+
+
+def table_outsourced_dominance() -> str:
+    found = stored("outsourced")
+    rows = [
+        [length, f"{value['all rows']:.3g}", short(value["different rows that a search asked for"])]
+        for length, value in found["right side of definition 3"].items()
+    ]
+    return markdown(["length-scale", "all 10,000 rows", "rows that a search asked for"], rows)
 
 
 def main() -> None:

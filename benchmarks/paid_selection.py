@@ -30,6 +30,7 @@ from dp_accounting import NeighboringRelation as TheirRelation
 from dp_accounting import dp_event, rdp
 
 from benchmarks.common import BenchmarkParser, mean_interval, paired_interval, save_results
+from benchmarks.tables import bracketed, markdown, stored
 from botorch_dp import DPareto, PrivacyUtilityProblem, PrivateSelection, Real, SearchSpace
 from botorch_dp.integrations.optuna import DParetoSampler, suggest
 from botorch_dp.pareto.front import dominated_volume
@@ -237,6 +238,35 @@ def in_optuna(repetitions: int) -> None:
     for way, row in rows.items():
         print(way, row)
     save_results("paid_selection_optuna", {"trials": LENGTH, "seeds": repetitions, "rows": rows})
+
+
+def table_paid_prices() -> str:
+    names = {
+        "one training": "one training, tuning ignored",
+        "selection, shape 1": "20 expected, geometric: `PrivateSelection`",
+        "RepeatAndSelectDpEvent, shape 1": "20 expected, geometric: `RepeatAndSelectDpEvent`",
+        "selection, shape 3": "20 expected, shape 3 (the default): `PrivateSelection`",
+        "RepeatAndSelectDpEvent, shape 3": "20 expected, shape 3: `RepeatAndSelectDpEvent`",
+        "composition": "20 trainings, all published",
+    }
+    found = stored("paid_selection_prices")["rows"]
+    rows = [[label, *(f"{row[way]:#.3g}" for row in found)] for way, label in names.items()]
+    return markdown(["", *(f"ε = {row['epsilon']:g}" for row in found)], rows)
+
+
+def table_paid_optuna() -> str:
+    names = {
+        "random": "random",
+        "Optuna's TPE": "Optuna's `TPESampler`",
+        "DPareto.run": "`DPareto.run`",
+        "DParetoSampler, one process": "`DParetoSampler`, one process",
+        "DParetoSampler, two processes": "`DParetoSampler`, two processes on a journal",
+    }
+    rows = []
+    for way, row in stored("paid_selection_optuna")["rows"].items():
+        against = "" if way == "DPareto.run" else bracketed(row["against DPareto.run"])
+        rows.append([names[way], bracketed(row["hypervolume"]), against])
+    return markdown(["", "hypervolume", "against `DPareto.run`"], rows)
 
 
 def main() -> None:

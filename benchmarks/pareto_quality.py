@@ -55,6 +55,7 @@ from benchmarks.common import (
     results_folder,
     save_results,
 )
+from benchmarks.tables import fixed, markdown, stored
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
 from botorch_dp.acquisition import HypervolumeProbabilityOfImprovement
@@ -700,6 +701,41 @@ def maps(side: int, trials: int) -> None:
         results[name] = {key: found[key] for key in (*kept, "minutes")} | {"trials": trials}
         print(results[name])
     save_results("dpareto_illustrations", results)
+
+
+def table_dpareto_illustrations() -> str:
+    found = stored("dpareto_illustrations")
+    rows = [
+        [entry["problem"], f"{entry['hypervolume found']:.4g}",
+         f"{entry['hypervolume of the true front']:.4g}", str(entry["trials"])]
+        for entry in (found["logistic"], found["sparse_vector"])
+    ]  # fmt: skip
+    head = ["problem", "hypervolume found", "of the true front", "trials"]
+    return markdown(head, rows)
+
+
+def table_proposals() -> str:
+    """Hypervolume that is missing from the exact front, in per cent."""
+    names = {
+        "`ehvi` in ln ε, ε known exactly (default)": ["ehvi in log epsilon"],
+        '`ehvi`, `epsilon_scale="linear"`': ["ehvi"],
+        "the same, ε modelled": ["ehvi, gp epsilon"],
+        "`hvpoi`, ε modelled (the paper's)": ["hvpoi, gp epsilon (the paper's)"],
+        "random, same trials / four times as many": ["random", "random, 4x"],
+        "grid, same trials / four times as many": ["grid", "grid, 4x"],
+    }
+    found = stored("pareto_quality")["problems"].values()
+    rows = []
+    for label, methods in names.items():
+        cells = []
+        for digits, problem in zip((1, 2), found, strict=True):
+            for scale in ("linear", "log"):
+                exact = problem["exact_volume"][scale]
+                gaps = [problem["summary"][m][scale]["gap_to_exact_front"] for m in methods]
+                cells.append(" / ".join(fixed(100 * gap["mean"] / exact, digits) for gap in gaps))
+        rows.append([label, *cells])
+    head = ["", "sparse vector, in ε", "in ln ε", "logistic regression (Adult), in ε", "in ln ε"]
+    return markdown(head, rows)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import os
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -26,7 +27,8 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 
-from benchmarks.common import BenchmarkParser, results_folder, save_results
+from benchmarks.common import BenchmarkParser, mean_interval, results_folder, save_results
+from benchmarks.tables import fixed, markdown, stored
 from botorch_dp.privacy import NeighboringRelation
 
 DELTA, SEEDS = 1e-5, 5
@@ -588,6 +590,95 @@ def plot() -> None:
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=4)
     figure.savefig(results_folder() / "private_tables_each.png", dpi=110)
+
+
+#: How rows of ``private_tables`` are called on the page.
+_TABLE_ROWS = {
+    "additive": "additive (default)",
+    "linear": "linear",
+    "network": "network",
+    "guessed 3 times too wide": "bounds 3 times too wide",
+    "guessed 10 times too wide": "10 times",
+    "DP-EBM, ranges stated": "DP-EBM, 3 times too wide",
+    "DP-EBM, ranges read": "DP-EBM, read (leak)",
+    "diffprivlib": "diffprivlib (leak)",
+    "standardized": "standardized (leak)",
+    "additive, exact quantiles": "additive, exact quantiles (leak)",
+    "logistic or linear": "no privacy: linear",
+    "boosting": "no privacy: boosting",
+}
+
+
+def table_private_tables() -> str:
+    """Means at epsilon 1; bold is the best of those that neither leak nor go without privacy."""
+    found = stored("private_tables")
+    rows = []
+    for name, scores in found["scores"].items():
+        n, d = found["sizes"][name]
+        values = {}
+        for row in _TABLE_ROWS:
+            by = scores.get(row, {})
+            each = by.get("1") or by.get("inf") or []
+            values[row] = [one[score_name(name, scores)] for one in each]
+        honest = [row for row in list(_TABLE_ROWS)[:6] if values[row]]
+        best = max(honest, key=lambda row: statistics.mean(values[row]))
+        cells = []
+        for row, each in values.items():
+            text = fixed(statistics.mean(each)) if each else ""
+            if row in ("additive", "DP-EBM, ranges read"):
+                found_interval = mean_interval(each)
+                text += f" ± {fixed(found_interval.high - found_interval.mean)}"
+            cells.append(f"**{text}**" if row == best else text)
+        what = {"r2": "R²", "auc": "AUROC", "accuracy": "accuracy"}[score_name(name, scores)]
+        rows.append([f"{name}, {n:,} x {d}, {what}", *cells])
+    return markdown(["", *_TABLE_ROWS.values()], rows)
+
+
+def _over_tables(other: str, enough: float = 0.0) -> list[list[str]]:
+    """How far the default is ahead of another row, at each epsilon, over all tables."""
+    found = stored("private_tables")
+    rows = []
+    for epsilon in ("0.3", "1", "3"):
+        gaps = {}
+        for name, scores in found["scores"].items():
+            n, d = found["sizes"][name]
+            ours, theirs = (scores.get(row, {}).get(epsilon) for row in ("additive", other))
+            if ours and theirs and n / d >= enough:
+                what = score_name(name, scores)
+                pairs = zip(ours, theirs, strict=False)
+                gaps[name] = statistics.mean(
+                    max(a[what], 0.0) - max(b[what], 0.0) for a, b in pairs
+                )
+        if gaps:
+            worst = min(gaps, key=lambda name: gaps[name])
+            rows.append(
+                [
+                    f"ε = {epsilon}",
+                    f"{sum(gap > 0 for gap in gaps.values())} of {len(gaps)}",
+                    fixed(statistics.mean(gaps.values())),
+                    f"{fixed(gaps[worst])} ({worst})",
+                ]
+            )
+    return rows
+
+
+def table_private_tables_lead() -> str:
+    head = ["", "tables on which it is ahead", "mean lead", "smallest lead"]
+    return markdown(head, _over_tables("DP-EBM, ranges read"))
+
+
+def table_private_tables_gap() -> str:
+    head = ["", "tables on which it is ahead", "mean difference", "worst"]
+    return markdown(head, _over_tables("additive, exact quantiles", enough=150))
+
+
+def table_private_ranges() -> str:
+    found = stored("private_ranges")
+    rows = [
+        [f"{100 * row[name]:.1f}%" for name in ("stated", "ours", "OpenDP")]
+        for row in found["rows"]
+    ]
+    return markdown(["stated by `plan`", "ours", "OpenDP's quantiles"], rows)
 
 
 def main() -> None:

@@ -94,7 +94,7 @@ class Task:
         return len([m for m in self.model().modules() if not list(m.children())]) == 1
 
     def label(self, name: str) -> str:
-        """The name of this task in :data:`TASKS`, and its group unless the rule was designed on it."""
+        """The name of this task in :data:`TASKS`, and its group unless that is the design."""
         return name.replace("_", " ") + ("" if self.group == "design" else f", {self.group}")
 
     def trainer(self, data: TrainTest, **how: object) -> DPTrainer:
@@ -398,7 +398,12 @@ TASKS: dict[str, Task] = {
         "sgd",
     ),
     "loans": Task(
-        loans, partial(logistic_regression, 3), logistic_loss, 0.7, "checked later", "20,000 of 39,657"
+        loans,
+        partial(logistic_regression, 3),
+        logistic_loss,
+        0.7,
+        "checked later",
+        "20,000 of 39,657",
     ),
     "mnist_net": Task(
         mnist,
@@ -411,7 +416,12 @@ TASKS: dict[str, Task] = {
         candidates=20,
     ),
     "sentences": Task(
-        sentences, partial(_LINEAR, 512, 4), cross_entropy_loss, 1.0, "checked later", "12,000, made"
+        sentences,
+        partial(_LINEAR, 512, 4),
+        cross_entropy_loss,
+        1.0,
+        "checked later",
+        "12,000, made",
     ),
     "convolution": Task(
         mnist_small,

@@ -43,6 +43,7 @@ import argparse
 import json
 import math
 import re
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -61,6 +62,7 @@ from benchmarks.common import (
     save_results,
 )
 from benchmarks.dp_gibo_where import descend
+from benchmarks.tables import fixed, markdown, plus_minus, stored
 from benchmarks.which_searches import DELTA, DRAWS, MARKS, NUM_CHOICES, SEARCHES, TASKS, Task, Trial
 from botorch_dp.privacy import PrivacyBudget, gaussian_mu
 from botorch_dp.release import UtilityWarning
@@ -568,19 +570,19 @@ def plot_grid(grid: dict[str, Any], axis: Any) -> None:
 
 def resumed(outcomes: dict[str, Outcomes], file: str) -> None:
     """Take over the seeds of an earlier run at the same sizes."""
-    for key, stored in read(file).get("tasks", {}).items():
+    for key, earlier in read(file).get("tasks", {}).items():
         outcome = outcomes.get(key)
         if outcome is None:
             continue
-        losses = stored["losses by seed"]
+        losses = earlier["losses by seed"]
         levels = {f"{epsilon:g}" for epsilon in outcome.epsilons}
         names = {*outcome.searches, *outcome.marks}
-        if stored["title"] != outcome.title or set(losses) != names:
+        if earlier["title"] != outcome.title or set(losses) != names:
             raise SystemExit(f"{file}.json has another task or other methods: use another --out")
         if any(set(row) != levels for row in losses.values()):
             raise SystemExit(f"{file}.json has other epsilons: use another --out")
-        outcome.best, outcome.losses = stored["best by seed"], losses
-        outcome.blind = stored["random choice by seed"]
+        outcome.best, outcome.losses = earlier["best by seed"], losses
+        outcome.blind = earlier["random choice by seed"]
 
 
 def on_tasks(options: argparse.Namespace, file: str, first: int = 0) -> None:
@@ -718,6 +720,106 @@ def figures() -> None:
         plot_wins(found)
     if outcomes := stored_outcomes(read("which_method")):
         plot_methods(outcomes)
+
+
+LEVELS = ("0.3", "1", "3")
+
+
+def table_all_methods() -> str:
+    """Mean regret over the four tuning tasks, of every method that publishes something."""
+    from benchmarks.which_method import RANDOM, mean_regret, stored_outcomes
+
+    seen, fresh = (stored_outcomes(stored(file)) for file in ("which_method", "which_method_fresh"))
+    rows = [
+        [label, *(plus_minus(vars(mean_regret(outcomes, name, e))) for e in LEVELS)]
+        for label, outcomes, name in (
+            ("one random configuration, on average", seen, RANDOM),
+            ("the middle of the space", seen, "middle of the box"),
+            ("permute-and-flip on public points", fresh, "permute-and-flip, no model"),
+            ("`PrivateSearch`", fresh, "PrivateSearch"),
+            ("`DPGIBO`", fresh, "DPGIBO"),
+            ("private random search (Papernot & Steinke), geometric", seen,
+             "private random search, geometric"),
+            ("`PrivateObjective` + TuRBO", seen, "PrivateObjective + TuRBO"),
+            ("`PrivateObjective` + qLogEI", seen, "PrivateObjective + qLogEI"),
+            ("`PrivateObjective` + GP-UCB", seen, "PrivateObjective + GP-UCB"),
+            ("`PrivateChoice` (conditional)", seen, "PrivateChoice (conditional)"),
+        )
+    ]  # fmt: skip
+    return markdown(["", *(f"ε = {e}" for e in LEVELS)], rows)
+
+
+def generated_tasks() -> dict[str, dict[str, Any]]:
+    """What is known of each generated task, by epsilon."""
+    found: dict[str, dict[str, Any]] = {}
+    for records in (2000, 300):
+        for case, judged in stored(f"which_unseen_{records}")["judged"].items():
+            task, level = case.rsplit(", epsilon = ", 1)
+            found.setdefault(task.replace("000", ",000"), {})[level] = judged
+    return found
+
+
+def table_generated_differences() -> str:
+    rows = []
+    for task, by in generated_tasks().items():
+        gaps = [by[level]["difference to it"] for level in LEVELS]
+        cells = [f"**{plus_minus(g)}**" if g["high"] < 0 else plus_minus(g) for g in gaps]
+        rows.append([task, *cells])
+    return markdown(["task", *(f"ε = {e}" for e in LEVELS)], rows)
+
+
+def table_records_and_dimensions() -> str:
+    judged = stored("which_unseen_grid")["judged"]
+    sizes, methods = (300, 1000, 3000, 10_000), ("PrivateSearch", "DPGIBO", "permute-and-flip")
+    rows = []
+    for d in (5, 10, 20, 40):
+        cases = [judged[f"ripples, d = {d}, n = {n}, epsilon = 1"]["regret"] for n in sizes]
+        cells = [" / ".join(fixed(case[m]["mean"], 2) for m in methods) for case in cases]
+        rows.append([f"d = {d}", *cells])
+    return markdown(["", *(f"n = {n:,}" for n in sizes)], rows)
+
+
+def table_few_evaluations() -> str:
+    found = stored("which_few")["regret"]
+    columns = [
+        (method, count) for count in (13, 39) for method in ("PrivateSearch", "permute-and-flip")
+    ]
+    rows = [
+        [task]
+        + [fixed(found[f"{task}, d = 12, n = 2000, epsilon = 1, {n} evaluations: {m}"]["mean"], 2)
+           for m, n in columns]
+        for task in ("ripples", "heavy tails", "plateau")
+    ]  # fmt: skip
+    return markdown(["task", *(f"{method}, {count}" for method, count in columns)], rows)
+
+
+def table_few_records() -> str:
+    """Regret where the noise is large; a task's column is the mean of its two cells."""
+    found = stored("which_small")
+    tasks = list(dict.fromkeys(case.rsplit(", n = ", 1)[0] for case in found["judged"]))
+    rows = [["one random configuration, on average", *["1.00"] * (len(tasks) + 1), "–"]]
+    for method, label in {
+        "middle of the space": "middle of the space",
+        "permute-and-flip": "permute-and-flip",
+        "DPGIBO": "`DPGIBO`",
+        "descent only": '`PrivateSearch` with `method="descent"`',
+        "PrivateSearch": "`PrivateSearch`",
+    }.items():
+        means = [
+            statistics.mean(
+                judged["regret"][method]["mean"]
+                for case, judged in found["judged"].items()
+                if case.startswith(f"{task}, ")
+            )
+            for task in tasks
+        ]
+        rows.append([
+            label,
+            *(fixed(mean, 2) for mean in means),
+            plus_minus(found["mean of the cells"][method]),
+            f"{found['beyond 0.6'][method]} of {found['runs']}",
+        ])  # fmt: skip
+    return markdown(["", *tasks, "mean", "seeds beyond 0.6"], rows)
 
 
 def main() -> None:

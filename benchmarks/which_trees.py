@@ -39,6 +39,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.common import BenchmarkParser, Interval, mean_interval, save_results
+from benchmarks.tables import markdown, plus_minus, stored
 from benchmarks.which_method import read
 from botorch_dp.objectives import PrivateObjective, per_record_scores
 from botorch_dp.privacy import PrivacyBudget, gaussian_mu
@@ -392,6 +393,59 @@ def against_not_tuning(seeds: int, data: str) -> dict[str, Any]:
         for label, interval in (results[name]["losses"] | results[name]["differences"]).items():
             print(f"  {label}: {interval.mean:.4f} [{interval.low:.4f}, {interval.high:.4f}]")
     return results
+
+
+def table_obvious_alternatives() -> str:
+    """What README compares with, at epsilon = 1."""
+    found = stored("which_trees")
+    tasks, sizes = ("decision tree, d = 4", "LightGBM, d = 4"), (300, 3_000, 30_000)
+    cells = [found["judged"].get(f"{task}, n = {n}, epsilon = 1") for task in tasks for n in sizes]
+    rows = []
+    for method, name in {
+        "middle of the space": "default: middle of the space",
+        "Optuna on released scores": "Optuna on noisy scores (composition), ε = 1",
+        "PrivateSearch": "`PrivateSearch`, ε = 1",
+        "Optuna, not private": "Optuna, no privacy",
+    }.items():
+        errors = [cell and cell["error"].get(method) for cell in cells]
+        rows.append([name, *(plus_minus(error, 3) if error else "–" for error in errors)])
+    return markdown(
+        ["error", *(f"{task.split(',')[0]}, n = {n:,}" for task in tasks for n in sizes)], rows
+    )
+
+
+TREES = ("decision tree, d = 2", "decision tree, d = 4", "decision tree, d = 6", "LightGBM, d = 4")
+
+
+TREE_METHODS = {
+    "middle of the space": "middle of the space",
+    "one random configuration": "one random configuration, on average",
+    "Optuna on released scores": "Optuna on released scores",
+    "PrivateSearch": "`PrivateSearch` (a selection)",
+    "Optuna, not private": "Optuna, not private",
+}
+
+
+def table_not_tuning() -> str:
+    """Losses of searches and of what is not tuned, in hundredths, with paired differences."""
+    middle, usual = "middle of the space", "the library's defaults"
+    ways = {"no delta": "δ = 0", "delta = 1e-6": "δ = 1e-6"}
+    routes = {"slope": '`method="slope"`', "descent": '`method="descent"`'}
+    rows = []
+    for data, models in stored("which_trees")["defaults"].items():
+        for model, found in models.items():
+            losses, differences = found["losses"], found["differences"]
+            row = [f"{model}, {data}", *(f"{100 * losses[k]['mean']:.2f}" for k in (middle, usual))]
+            for way in (*ways, *routes):
+                gaps = [differences.get(f"{way} - {other}") for other in (middle, usual)]
+                row.append("; ".join(_hundredths(gap) for gap in gaps if gap) or "–")
+            rows.append(row)
+    head = ["loss, in hundredths", middle, usual, *ways.values(), *routes.values()]
+    return markdown(head, rows)
+
+
+def _hundredths(gap: dict[str, Any]) -> str:
+    return f"{100 * gap['mean']:+.2f} ± {50 * (gap['high'] - gap['low']):.2f}"
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.data import blogfeedback, california_housing
 from botorch_dp import datasets
 from botorch_dp.datasets import DatasetUnavailable
 
@@ -44,7 +43,7 @@ def test_bundled_sets(load, columns: int, classes: int, records: int) -> None:
     assert load(dtype=torch.double).train_X.dtype == torch.double
 
 
-@pytest.mark.parametrize("load", [datasets.adult, blogfeedback])
+@pytest.mark.parametrize("load", [datasets.adult])
 def test_without_a_network_the_message_says_what_to_do(load, offline: Path) -> None:
     with pytest.raises(DatasetUnavailable, match="BOTORCH_DP_DATA") as caught:
         load()
@@ -99,11 +98,3 @@ class TestRealSets:
         assert data.train_X.shape == (60000, 784)
         assert data.train_X.max() == 1.0
         assert data.test_Y.bincount().tolist()[0] == 980
-
-    def test_those_of_the_benchmarks(self) -> None:
-        assert blogfeedback().train_X.shape == (52397, 280)
-        X, y = california_housing()
-        assert X.shape == (20640, 8)
-        # The first block group: 880 rooms in 126 households.
-        assert X[0, 2].item() == pytest.approx(880 / 126)
-        assert y[0].item() == pytest.approx(4.526)

@@ -6,6 +6,8 @@ import ast
 import builtins
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -28,9 +30,8 @@ def test_readme_snippets_run_as_printed(
 
 
 #: Pages whose snippets run in tests of their own, which look at what they print or compute:
-#: `tuning/test_paid_scripts.py` (where jax is installed),
-#: `training/test_examples.py` and `test_papers.py`.
-RUN_ELSEWHERE = ("guides/jax.md", "guides/train.md", "papers/")
+#: `tuning/test_paid_scripts.py` (where jax is installed) and `training/test_examples.py`.
+RUN_ELSEWHERE = ("guides/jax.md", "guides/train.md")
 
 
 def _snippets_of_pages() -> Iterator[object]:
@@ -118,6 +119,13 @@ def test_make_targets_named_in_the_docs_exist() -> None:
     for page in PAGES:
         for target in re.findall(r"`make ([a-z-]+)`", page.read_text()):
             assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_tables_are_those_of_the_stored_results() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.pages", "--check"], cwd=ROOT, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_benchmarks_named_in_the_docs_exist() -> None:

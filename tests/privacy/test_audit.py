@@ -12,14 +12,14 @@ import pytest
 import torch
 from scipy import stats
 
-from benchmarks import audit as audit_cases
-from benchmarks.audit import CASES, CONFIDENCE
 from botorch_dp.privacy import PrivacyUnit
 from botorch_dp.privacy.audit import _lowest_bit, audit_epsilon
 from botorch_dp.privacy.guarantee import Guarantee
 from botorch_dp.privacy.losses import GaussianLoss, PureLoss
 from botorch_dp.privacy.mechanisms import gaussian_mechanism, laplace_mechanism
 from botorch_dp.privacy.rounding import rounded_down
+from tests.privacy import audit_cases
+from tests.privacy.audit_cases import CASES, CONFIDENCE
 
 #: More values, hence more draws: the same samplers as the cases that run each time.
 LONG = {"Laplace, 3 values", "Gaussian, 2 values"}

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import audit
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.privacy import (
     NeighboringRelation,
@@ -27,6 +26,7 @@ from botorch_dp.training.ranges import (
     rank_error,
     sorted_columns,
 )
+from tests.privacy.audit_cases import CASES
 
 N = 4000
 RNG = np.random.default_rng(0)
@@ -182,7 +182,7 @@ def test_what_is_no_table_of_numbers_is_refused(wrong: Any) -> None:
 
 
 def test_a_round_is_audited_and_its_mistakes_are_caught() -> None:
-    (case,) = [case for case in audit.CASES if case.name == "Private ranges"]
+    (case,) = [case for case in CASES if case.name == "Private ranges"]
     assert case.audit(case.honest, 2000).passes
     for mistake, broken in case.broken.items():
         assert not case.audit(broken.mechanism, broken.draws).passes, mistake

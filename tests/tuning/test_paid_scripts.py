@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 from types import SimpleNamespace
@@ -64,17 +63,3 @@ def test_it_ran_before(name: str) -> None:
     for needed in SCRIPTS[name]:
         pytest.importorskip(needed, reason=f"needs {needed}")
     assert runpy.run_path(str(FOLDER / f"{name}_before.py"))["best_score"] > 0.4
-
-
-def test_the_page_has_the_stored_figures() -> None:
-    root = FOLDER.parents[1]
-    page = (root / "docs" / "results" / "paid_tuning.md").read_text()
-    stored = root / "benchmarks" / "results"
-    one, tenth = json.loads((stored / "paid_selection_prices.json").read_text())["rows"]
-    for way in set(one) - {"epsilon"}:
-        assert f"| {one[way]:#.3g} | {tenth[way]:#.3g} |" in page, way
-    lines = json.loads((stored / "paid_selection_lines.json").read_text())["changed"]
-    assert lines == {name: changed_lines(name) for name in NAMES}
-    fronts = json.loads((stored / "paid_selection_optuna.json").read_text())["rows"]
-    for row in fronts.values():
-        assert f"| {row['hypervolume']['mean']:.3f} [" in page
