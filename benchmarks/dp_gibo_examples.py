@@ -143,7 +143,7 @@ def descent_bound(
     start_distance: float | None = None,
     start_gap: float | None = None,
     evaluation_noise: float = 0.0,
-    noise_variance: float = 0.0,
+    model_noise: float = 0.0,
     has_box: bool = False,
 ) -> DescentBound:
     r"""How far from the minimum a run of plain descent may have ended, from its traces.
@@ -191,7 +191,7 @@ def descent_bound(
         start_gap: At most how far above its minimum the mean loss was there, for a bound on the
             gradient.
         evaluation_noise: Standard deviation of the noise in one evaluation of one record.
-        noise_variance: ``v``, the variance of a loss's noise in the model.
+        model_noise: The standard deviation ``sqrt(v)`` of a loss's noise in the model.
         has_box: Whether iterates were projected.
 
     Example:
@@ -214,11 +214,11 @@ def descent_bound(
     if gradient_bound is not None:
         check_nonnegative("gradient_bound", gradient_bound)
         excess = max(0.0, gradient_bound - clip_norm)
-    if s > 0 and noise_variance == 0:
-        raise ValueError("`evaluation_noise` needs a model that knows it: Design(noise_variance=).")
+    if s > 0 and model_noise == 0:
+        raise ValueError("`evaluation_noise` needs a model that knows it: Design(noise_std=).")
     if s > 0:
         evaluations = sum(record.evaluations for record in result.history)
-        R += s * math.sqrt(evaluations / noise_variance)
+        R += s * math.sqrt(evaluations) / model_noise
     errors = [R * math.sqrt(trace) + excess for trace in traces]
     noise = h * math.sqrt(dim) * noise_std
     distance = gradient = None
@@ -700,10 +700,10 @@ def placement(seeds: int, steps: int, dim: int = 5) -> dict[str, Any]:
                 shape = (max(count, 1), dim)
                 near = torch.randn(shape, generator=generator, dtype=torch.double)
                 X = 0.3 * kernel.lengthscale.detach() * near if count else 0 * near + 100.0
-                model = public_gp(X, X[:, :1] * 0, kernel=kernel, noise_variance=noise)
+                model = public_gp(X, X[:, :1] * 0, kernel=kernel, noise_std=noise**0.5)
                 (belief,) = gradient_beliefs(model, torch.zeros(dim, dtype=torch.double))
                 points = [
-                    replace(design, noise_variance=noise).propose(belief)[0]
+                    replace(design, noise_std=noise**0.5).propose(belief)[0]
                     for design in designs.values()
                 ]
                 spread = [10 ** (-1.5 * k / max(steps - 1, 1)) for k in range(steps)]

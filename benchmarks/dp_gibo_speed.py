@@ -105,7 +105,7 @@ def trace_functions(num_points: int, d: int, candidates: int) -> dict[str, Calla
     """Value and derivative for some candidate sets of ``d + 1`` points: ours and the baselines."""
     torch.manual_seed(0)
     X = torch.rand(num_points, d, dtype=torch.double)
-    model = public_gp(X, X[:, :1], kernel=ard_rbf(d), noise_variance=NOISE)
+    model = public_gp(X, X[:, :1], kernel=ard_rbf(d), noise_std=math.sqrt(NOISE))
     location = torch.full((d,), 0.5, dtype=torch.double)
     lengthscale = model.covar_module.lengthscale.detach()
     sets = torch.rand(candidates, d + 1, d, dtype=torch.double)

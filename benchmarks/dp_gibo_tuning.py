@@ -229,7 +229,7 @@ def descend_as_printed(
         steps=steps,
         clip_norm=1.0,
         box=unit_box(task.dim),
-        design=Design(points, noise_variance=noise_std**2, mean="zero"),
+        design=Design(points, noise_std=noise_std, mean="zero"),
         step_size=lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
         unsafe_seed=seed,
     ).run()

@@ -230,9 +230,9 @@ def index_of(X: Tensor) -> int:
 
 # Ways to choose: (problem, epsilon, seed) -> configurations, to be averaged over
 def upper_confidence_search(
-    observe: Callable[[int], float], noise_variance: float, steps: int = STEPS
+    observe: Callable[[int], float], noise_std: float, steps: int = STEPS
 ) -> FiniteSetGP:
-    model = FiniteSetGP(GRID, kernel=KERNEL, noise_variance=noise_variance)
+    model = FiniteSetGP(GRID, kernel=KERNEL, noise_std=noise_std)
     schedule = UCBSchedule(len(GRID), delta=SEARCH_DELTA)
     for step in range(1, steps + 1):
         index = int(model.upper_confidence_bound(schedule(step)).argmax())
@@ -266,9 +266,9 @@ def by_choice(problem: Problem, epsilon: float, seed: int) -> list[int]:
     return [index_of(draw(unsafe_seed=DRAWS * seed + i).value) for i in range(DRAWS)]
 
 
-def most_uncertain(num_points: int, noise_variance: float) -> Tensor:
+def most_uncertain(num_points: int, noise_std: float) -> Tensor:
     """Points of the grid, each where the prior is widest given those before it; ``m x 2``."""
-    gp = FiniteSetGP(GRID, kernel=KERNEL, noise_variance=noise_variance)
+    gp = FiniteSetGP(GRID, kernel=KERNEL, noise_std=noise_std)
     indices = []
     for _ in range(num_points):
         indices.append(int(gp.variance.argmax()))
@@ -292,19 +292,19 @@ def by_noisy_ucb(problem: Problem, epsilon: float, seed: int) -> list[int]:
     def observe(index: int) -> float:
         return problem.standardized(objective(GRID[[index]])[0]).item()
 
-    noise_variance = (objective.noise_std / problem.spread) ** 2
-    return [int(upper_confidence_search(observe, noise_variance).mean.argmax())]
+    noise_std = objective.noise_std / problem.spread
+    return [int(upper_confidence_search(observe, noise_std).mean.argmax())]
 
 
 def by_noisy_log_ei(problem: Problem, epsilon: float, seed: int) -> list[int]:
     objective = private_objective(problem, epsilon, seed)
-    noise_variance = (objective.noise_std / problem.spread) ** 2
+    noise_std = objective.noise_std / problem.spread
     sampler = SobolQMCNormalSampler(torch.Size([64]), seed=seed)
     # Nothing is known at first: begin with a fifth of the evaluations spread out.
-    X = most_uncertain(STEPS // 5, noise_variance)
+    X = most_uncertain(STEPS // 5, noise_std)
     Y = problem.standardized(objective(X)[0])
     while True:
-        model = public_gp(X, Y, kernel=KERNEL, noise_variance=noise_variance)
+        model = public_gp(X, Y, kernel=KERNEL, noise_std=noise_std)
         with torch.no_grad():
             if len(X) == STEPS:
                 return [int(model.posterior(GRID).mean.argmax())]
@@ -473,7 +473,7 @@ def noise() -> None:
     side = torch.linspace(0, 1, math.isqrt(CHOICES), dtype=torch.double)
     grid = torch.cartesian_prod(side, side)
     gain = max_information_gain(
-        RELEASE_KERNEL, grid, num_observations=SEARCH_STEPS, noise_variance=NOISE_STD**2
+        RELEASE_KERNEL, grid, num_observations=SEARCH_STEPS, noise_std=NOISE_STD
     )
     rows = []
     for m in RECORDS:

@@ -449,7 +449,7 @@ def certified_regret(
     the rows came from does not matter, so this holds for any transform and any modeler.
     """
     schedule = UCBSchedule(len(X), delta=delta, split=6)
-    gp = FiniteSetGP(X, kernel=kernel, noise_variance=noise_std**2)
+    gp = FiniteSetGP(X, kernel=kernel, noise_std=noise_std)
     best = math.inf
     with torch.no_grad():
         for step, answer in enumerate(history, start=1):

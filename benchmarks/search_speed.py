@@ -67,7 +67,7 @@ from botorch_dp.pareto.surrogates import fitted_gp, objective_scales
 from botorch_dp.privacy import dp_sgd_epsilon, dp_sgd_epsilons
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 
-NOISE_VARIANCE = 1e-2
+NOISE_STD = 0.1
 
 
 SEARCH_DELTA = 0.1
@@ -88,7 +88,7 @@ def objective(x: Tensor) -> float:
 
 
 def finite_set_ucb(choices: Tensor, steps: int) -> list[int]:
-    gp = FiniteSetGP(choices, kernel=kernel(), noise_variance=NOISE_VARIANCE)
+    gp = FiniteSetGP(choices, kernel=kernel(), noise_std=NOISE_STD)
     schedule = UCBSchedule(len(choices), delta=SEARCH_DELTA)
     visited = [0]
     gp.observe(0, objective(choices[0]))
@@ -105,7 +105,7 @@ def fresh_model_ucb(choices: Tensor, steps: int) -> list[int]:
     Y = torch.tensor([[objective(choices[0])]], dtype=torch.double)
     visited = [0]
     for step in range(2, steps + 1):
-        model = public_gp(X, Y, kernel=kernel(), noise_variance=NOISE_VARIANCE)
+        model = public_gp(X, Y, kernel=kernel(), noise_std=NOISE_STD)
         acqf = PrivateUpperConfidenceBound(model, schedule=schedule, step=step)
         x, _ = optimize_acqf_discrete(acqf, q=1, choices=choices)
         visited.append(int((choices == x).all(-1).nonzero()[0]))
@@ -127,7 +127,7 @@ def process_seconds(run: Callable[[int], None], steps: int) -> float:
 
 
 def step_seconds(choices: Tensor, steps: int) -> float:
-    gp = FiniteSetGP(choices, kernel=kernel(), noise_variance=NOISE_VARIANCE)
+    gp = FiniteSetGP(choices, kernel=kernel(), noise_std=NOISE_STD)
     schedule = UCBSchedule(len(choices), delta=SEARCH_DELTA)
     index = 0
 

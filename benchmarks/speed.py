@@ -109,7 +109,7 @@ def finite_set(choices: int) -> Callable[[], Any]:
     rows = torch.rand(choices, 2, dtype=torch.double)
 
     def search() -> None:
-        model = FiniteSetGP(rows, kernel=RBFKernel(), noise_variance=1e-2)
+        model = FiniteSetGP(rows, kernel=RBFKernel(), noise_std=0.1)
         for _ in range(20):
             model.observe(int(model.upper_confidence_bound(4.0).argmax()), 0.0)
 

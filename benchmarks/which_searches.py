@@ -270,9 +270,9 @@ def private_objective(
     )
 
 
-def finite_search(task: Task, observe: Callable[[Tensor], float], noise_variance: float) -> Tensor:
+def finite_search(task: Task, observe: Callable[[Tensor], float], noise_std: float) -> Tensor:
     """GP-UCB in prior units; the posterior means of all choices."""
-    gp = FiniteSetGP(task.choices, kernel=kernel(task), noise_variance=noise_variance)
+    gp = FiniteSetGP(task.choices, kernel=kernel(task), noise_std=noise_std)
     search = GPUCB(gp, schedule=UCBSchedule(gp.num_choices, delta=_SEARCH_DELTA))
     for _ in range(task.evaluations):
         index = search.ask()
@@ -282,8 +282,8 @@ def finite_search(task: Task, observe: Callable[[Tensor], float], noise_variance
 
 def by_ucb(trial: Trial, epsilon: float, seed: int) -> Tensor:
     objective = private_objective(trial, trial.choice_losses, epsilon, seed)
-    noise_variance = (objective.noise_std / SPREAD) ** 2
-    mean = finite_search(trial.task, lambda x: objective(x)[0].item(), noise_variance)
+    noise_std = objective.noise_std / SPREAD
+    mean = finite_search(trial.task, lambda x: objective(x)[0].item(), noise_std)
     return trial.task.choices[[int(mean.argmax())]]
 
 

@@ -99,7 +99,7 @@ def confidence_bound() -> Maker:
     Z = torch.rand(4, 1, D, dtype=torch.double, requires_grad=True)
 
     def make() -> Callable[[], None]:
-        model = public_gp(X, X[:, :1], kernel=kernel, noise_variance=1e-3)
+        model = public_gp(X, X[:, :1], kernel=kernel, noise_std=0.03)
         acqf = PrivateUpperConfidenceBound(model, schedule=UCBSchedule(50, delta=0.1), step=2)
         return lambda: acqf(Z).sum().backward()
 
@@ -112,7 +112,7 @@ def trace_and_slope() -> Maker:
     Z = torch.rand(4, 2, D, dtype=torch.double, requires_grad=True)
 
     def make() -> Callable[[], None]:
-        model = public_gp(X, X[:, :1], kernel=kernel, noise_variance=1e-3)
+        model = public_gp(X, X[:, :1], kernel=kernel, noise_std=0.03)
         acqf = GradientTrace(model, X[0])
         return lambda: acqf(Z).sum().backward()
 
@@ -137,7 +137,7 @@ def observation() -> Maker:
     choices, kernel = torch.rand(50, D, dtype=torch.double), ScaleKernel(MaternKernel(nu=1.5))
 
     def make() -> Callable[[], None]:
-        gp = FiniteSetGP(choices, kernel=kernel, noise_variance=0.1)
+        gp = FiniteSetGP(choices, kernel=kernel, noise_std=0.3)
 
         def observe() -> None:
             gp.observe(3, 0.5)

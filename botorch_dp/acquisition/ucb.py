@@ -83,7 +83,7 @@ class PrivateUpperConfidenceBound(AnalyticAcquisitionFunction):
     Example:
         >>> choices = torch.rand(1000, 2, dtype=torch.double)
         >>> schedule = UCBSchedule(len(choices), delta=1e-5)
-        >>> model = public_gp(train_X, train_Y, kernel=MaternKernel(), noise_variance=0.01)
+        >>> model = public_gp(train_X, train_Y, kernel=MaternKernel(), noise_std=0.1)
         >>> acqf = PrivateUpperConfidenceBound(model, schedule=schedule, step=len(train_X) + 1)
         >>> candidate, value = optimize_acqf_discrete(acqf, q=1, choices=choices)
     """

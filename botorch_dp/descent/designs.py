@@ -51,17 +51,15 @@ def numerical_noise(derivatives: KernelDerivatives, location: Tensor) -> float:
     return variance * torch.finfo(location.dtype).eps ** _RESOLUTION_EXPONENT
 
 
-def observation_noise(
-    derivatives: KernelDerivatives, location: Tensor, noise_variance: float
-) -> float:
+def observation_noise(derivatives: KernelDerivatives, location: Tensor, noise_std: float) -> float:
     """The noise variance to model observations with.
 
     A kernel of finite rank is spared the numerical noise: its own rank keeps it well conditioned,
     and once it is spanned the gradient is known.
     """
     if derivatives.has_finite_rank:
-        return noise_variance
-    return max(noise_variance, numerical_noise(derivatives, location))
+        return noise_std**2
+    return max(noise_std**2, numerical_noise(derivatives, location))
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,8 @@ class Design:
             sit in every ripple of a rough loss.
         tolerance: Take the fewest points for which the trace of the gradient's covariance is at
             most this (Algorithm 2 of [Sopa2025]); possibly none.
-        noise_variance: Variance of the noise in a single record's loss, for the model. A numerical
-            noise of a few parts in 1e10 is the least, except with polynomial kernels.
+        noise_std: Standard deviation of the noise in a single record's loss, for the model. A
+            numerical variance of a few parts in 1e10 is the least, except with polynomial kernels.
         mean: Prior mean of the losses, ``"constant"`` (unknown) or ``"zero"``.
         max_points: How many points are kept; the oldest batches are dropped.
 
@@ -93,7 +91,7 @@ class Design:
     batch_size: int | None = None
     radius: float | tuple[float, float] | None = None
     tolerance: float | None = None
-    noise_variance: float = 0.0
+    noise_std: float = 0.0
     mean: PriorMean = "constant"
     max_points: int = 2000
 
@@ -104,7 +102,7 @@ class Design:
             check_integer("batch_size", self.batch_size)
         if self.tolerance is not None:
             check_positive("tolerance", self.tolerance)
-        check_nonnegative("noise_variance", self.noise_variance)
+        check_nonnegative("noise_std", self.noise_std)
         check_integer("max_points", self.max_points)
         if isinstance(self.radius, list | tuple):
             object.__setattr__(self, "radius", tuple(self.radius))
@@ -167,7 +165,7 @@ class Design:
         if len(radii) == 1 and not is_wanted:
             return candidates[0], radii[0], math.nan
         # Losses are trusted to a limited number of digits only.
-        noise = max(self.noise_variance, numerical_noise(belief.derivatives, belief.location))
+        noise = max(self.noise_std**2, numerical_noise(belief.derivatives, belief.location))
         with torch.no_grad():
             traces = belief.trace_after(candidates, noise)
         best = int(traces.argmin())

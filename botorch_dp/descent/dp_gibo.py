@@ -171,7 +171,7 @@ class DPGIBO:
         self._settings = settings
         self._record_losses = record_losses
         self._ledger, self._label = ledger, label
-        self._noise = observation_noise(derivatives, location, settings.design.noise_variance)
+        self._noise = observation_noise(derivatives, location, settings.design.noise_std)
         #: What the optimizer works on; what was stored is in the progress.
         self._parameter = torch.nn.Parameter(location.clone())
         self._optimizer = (

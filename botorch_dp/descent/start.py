@@ -166,7 +166,7 @@ def public_clip_norm(
         Observations(KernelFactor.empty(derivatives, len(location))),
         location,
         replace(design, mean="constant"),
-        observation_noise(derivatives, location, design.noise_variance),
+        observation_noise(derivatives, location, design.noise_std),
         number=0,
         steps=1,
         box=box,

@@ -44,23 +44,23 @@ class FiniteSetGP:
     Args:
         choices: An ``n x d`` tensor; its dtype and device are those of all results.
         kernel: Any GPyTorch kernel of one output.
-        noise_variance: Variance of the observation noise; zero for exact observations. The
+        noise_std: Standard deviation of the observation noise; zero for exact observations. The
             factor is computed with no less than about 1e-12 of the prior variance (in double
             precision), which keeps repeated and crowded exact observations harmless.
 
     Example:
         >>> choices = torch.linspace(0, 1, 1000, dtype=torch.double).unsqueeze(-1)
-        >>> gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=1e-2)
+        >>> gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_std=0.1)
         >>> gp.observe(500, 0.7)
         >>> best = int((gp.mean + 2 * gp.variance.sqrt()).argmax())
     """
 
-    def __init__(self, choices: Tensor, *, kernel: Kernel, noise_variance: float) -> None:
+    def __init__(self, choices: Tensor, *, kernel: Kernel, noise_std: float) -> None:
         check_tensor("choices", choices, shape=("m", "d"))
         # One coordinate after the other, for long passes through the memory.
         self._columns = choices.detach().T.contiguous()  # d x n
         self.choices = self._columns.T
-        self.noise_variance = check_nonnegative("noise_variance", noise_variance)
+        self.noise_std = check_nonnegative("noise_std", noise_std)
         self._kernel = frozen_kernel(kernel, self.choices)
         dim = self.choices.shape[-1]
         self._closed_form = closed_form(self._kernel, torch.arange(dim, device=choices.device), dim)
@@ -74,7 +74,7 @@ class FiniteSetGP:
             variance = self._closed_form(self._columns.new_zeros(dim, 1)).repeat(len(self.choices))
         precision = torch.finfo(self.choices.dtype)
         floor = _NOISE_FLOOR * precision.eps * variance.max().item()
-        self._noise = max(self.noise_variance, floor, precision.tiny)
+        self._noise = max(self.noise_std**2, floor, precision.tiny)
         self._mean = torch.zeros_like(variance)
         self._variance = variance
         self._blocks: list[Tensor] = []  # the rows of V in blocks, room for later ones included
@@ -103,7 +103,7 @@ class FiniteSetGP:
 
     @property
     def information_gain(self) -> float:
-        r"""``1/2 sum_t log(1 + variance_{t-1}(x_t) / s)``: what the observations tell of ``f``.
+        r"""``1/2 sum_t log(1 + variance_{t-1}(x_t) / s^2)``: what the observations tell of ``f``.
 
         Infinite once something was observed without noise.
         """
@@ -144,9 +144,7 @@ class FiniteSetGP:
             self._variance[part].addcmul_(row, row, value=-1.0).clamp_min_(0.0)
         self._num_observations += 1
         self._information_gain += (
-            0.5 * math.log1p(variance / self.noise_variance)
-            if self.noise_variance > 0
-            else math.inf
+            0.5 * math.log1p(variance / self.noise_std**2) if self.noise_std > 0 else math.inf
         )
 
     def _prior_covariance(self, index: int, part: slice) -> Tensor:
@@ -226,13 +224,13 @@ def matern_52(s2: Tensor) -> Tensor:
 
 
 def max_information_gain(
-    kernel: Kernel, choices: Tensor, *, num_observations: int, noise_variance: float
+    kernel: Kernel, choices: Tensor, *, num_observations: int, noise_std: float
 ) -> float:
     r"""An upper bound on the maximum information gain ``gamma_T`` of [Srinivas2010].
 
-    ``gamma_T = max 1/2 log det(I + K_A / s)`` over all ``A`` of ``T`` choices, repetitions allowed.
-    The gain is monotone and submodular in ``A``. Hence, with ``F_j`` the gain of the first ``j``
-    greedy choices and ``g_{j+1}`` the next greedy increment,
+    ``gamma_T = max 1/2 log det(I + K_A / s^2)`` over all ``A`` of ``T`` choices, repetitions
+    allowed. The gain is monotone and submodular in ``A``. Hence, with ``F_j`` the gain of the first
+    ``j`` greedy choices and ``g_{j+1}`` the next greedy increment,
 
     ``gamma_T <= F_T / (1 - 1/e)`` [Nemhauser1978]  and  ``gamma_T <= F_j + T g_{j+1}``, ``j < T``,
 
@@ -243,21 +241,19 @@ def max_information_gain(
         kernel: The prior covariance.
         choices: An ``n x d`` tensor.
         num_observations: The number ``T`` of observations.
-        noise_variance: Variance ``s`` of the observation noise; must be positive.
+        noise_std: Standard deviation ``s`` of the observation noise; must be positive.
 
     Example:
         >>> choices = torch.linspace(0, 1, 100, dtype=torch.double).unsqueeze(-1)
-        >>> gamma = max_information_gain(
-        ...     RBFKernel(), choices, num_observations=20, noise_variance=0.01
-        ... )
+        >>> gamma = max_information_gain(RBFKernel(), choices, num_observations=20, noise_std=0.1)
     """
     steps = check_integer("num_observations", num_observations, at_most=10**6)
-    check_positive("noise_variance", noise_variance)
-    gp = FiniteSetGP(choices, kernel=kernel, noise_variance=noise_variance)
+    check_positive("noise_std", noise_std)
+    gp = FiniteSetGP(choices, kernel=kernel, noise_std=noise_std)
     bound = math.inf
     for _ in range(steps):
         best = int(gp._variance.argmax())
-        increment = 0.5 * math.log1p(gp._variance[best].item() / noise_variance)
+        increment = 0.5 * math.log1p(gp._variance[best].item() / noise_std**2)
         bound = min(bound, gp.information_gain + steps * increment)
         gp.observe(best, 0.0)
     return min(bound, gp.information_gain / (1 - 1 / math.e))

@@ -55,7 +55,7 @@ def prior_variance(kernel: Kernel, X: Tensor) -> Tensor:
 
 
 def public_gp(
-    train_X: Tensor, train_Y: Tensor, *, kernel: Kernel, noise_variance: float
+    train_X: Tensor, train_Y: Tensor, *, kernel: Kernel, noise_std: float
 ) -> SingleTaskGP:
     """A ``SingleTaskGP`` with zero mean, everything frozen and the outcomes left as they are.
 
@@ -63,22 +63,22 @@ def public_gp(
         train_X: An ``n x d`` tensor of inputs.
         train_Y: An ``n x 1`` tensor of outcomes, in units in which zero prior mean is sensible.
         kernel: The prior covariance, chosen without looking at sensitive values. It is copied.
-        noise_variance: The known variance of the observation noise, in the units of ``train_Y``;
-            zero for exact observations.
+        noise_std: The known standard deviation of the observation noise, in the units of
+            ``train_Y``; zero for exact observations.
 
     Example:
         >>> X = torch.rand(5, 2, dtype=torch.double)
         >>> Y = X.sum(dim=-1, keepdim=True)
-        >>> model = public_gp(X, Y, kernel=MaternKernel(nu=2.5), noise_variance=0.01)
+        >>> model = public_gp(X, Y, kernel=MaternKernel(nu=2.5), noise_std=0.1)
         >>> check_public(model)
     """
     check_tensor("train_X", train_X, shape=("n", "d"))
     check_tensor("train_Y", train_Y, shape=(len(train_X), 1))
-    check_nonnegative("noise_variance", noise_variance)
+    check_nonnegative("noise_std", noise_std)
     with train_X.device:  # what GPyTorch makes would be on the default device
         # A lower limit of zero: GPyTorch's default would round a tiny noise up to 1e-4.
         likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0)).to(train_X)
-        likelihood.noise = train_X.new_tensor(noise_variance)
+        likelihood.noise = train_X.new_tensor(noise_std**2)
         model = SingleTaskGP(
             train_X,
             train_Y,

@@ -111,7 +111,7 @@ class Modeler:
         else:
             check_positive("noise_std", noise_std)
         assert noise_std is not None
-        self._gp = FiniteSetGP(self._rows, kernel=kernel, noise_variance=noise_std**2)
+        self._gp = FiniteSetGP(self._rows, kernel=kernel, noise_std=noise_std)
         self._run: Run | None = None
         self._entries = 0
 
@@ -293,8 +293,8 @@ class Modeler:
         self._mean = float(Y.mean()) + spread * constant
         self._scale = spread
         self._fitted = True
-        noise = float(model.likelihood.noise.detach())
-        self._gp = FiniteSetGP(self._rows, kernel=model.covar_module, noise_variance=noise)
+        noise = float(model.likelihood.noise.detach()) ** 0.5
+        self._gp = FiniteSetGP(self._rows, kernel=model.covar_module, noise_std=noise)
         for answer in self.history:
             self._gp.observe(answer.index, (answer.y - self._mean) / self._scale)
 

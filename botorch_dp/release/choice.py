@@ -74,7 +74,7 @@ class PrivateChoice:
         unit: Whom or what one record is, and which data sets are neighbours.
 
     Example:
-        >>> gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=0.01)
+        >>> gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_std=0.1)
         >>> for index, y in observations:
         ...     gp.observe(index, y)
         >>> choice = PrivateChoice(

@@ -218,7 +218,7 @@ class PrivateMaximum(PriorMaximum):
         epsilon: As for :class:`~botorch_dp.release.PrivateChoice`; likewise all others.
 
     Example:
-        >>> gain = max_information_gain(kernel, choices, num_observations=50, noise_variance=0.01)
+        >>> gain = max_information_gain(kernel, choices, num_observations=50, noise_std=0.1)
         >>> maximum = PrivateMaximum(
         ...     epsilon=10.0, delta=1e-4, steps=50, num_choices=len(choices),
         ...     dataset_correlation=0.99, noise_std=0.1, information_gain=gain,

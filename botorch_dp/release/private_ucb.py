@@ -129,7 +129,7 @@ class BranchAndBound:
         schedule: The widths of the confidence bounds.
 
     Example:
-        >>> gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=0.0)
+        >>> gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_std=0.0)
         >>> search = BranchAndBound(gp, schedule=UCBSchedule(len(choices), delta=0.1))
         >>> while not search.certified:
         ...     index = search.ask()
@@ -138,10 +138,10 @@ class BranchAndBound:
     """
 
     def __init__(self, gp: FiniteSetGP, *, schedule: UCBSchedule) -> None:
-        if gp.noise_variance != 0:
+        if gp.noise_std != 0:
             raise ValueError(
-                "`gp` must be noise-free for branch and bound, got noise_variance = "
-                f"{gp.noise_variance:g}; use GPUCB for noisy values."
+                "`gp` must be noise-free for branch and bound, got noise_std = "
+                f"{gp.noise_std:g}; use GPUCB for noisy values."
             )
         self.gp = gp
         self.schedule = schedule
@@ -323,13 +323,13 @@ class _PrivateOptimizer(ABC):
         epsilon: float,
         delta: float,
         dataset_correlation: float,
-        noise_variance: float = 0.0,
+        noise_std: float = 0.0,
     ) -> None:
         check_tensor("choices", choices, shape=("m", "d"))
         self.choices = choices.detach()
         self.kernel = frozen_kernel(kernel, self.choices)
         check_unit_variance(self.kernel, self.choices)
-        self._prior = FiniteSetGP(self.choices, kernel=self.kernel, noise_variance=noise_variance)
+        self._prior = FiniteSetGP(self.choices, kernel=self.kernel, noise_std=noise_std)
         self._shared: dict[str, Any] = {  # by both releases
             "num_choices": len(choices),
             "steps": steps,
@@ -497,11 +497,11 @@ class PrivateGPUCB(_PrivateOptimizer):
     ) -> None:
         self._noise_std = check_positive("noise_std", noise_std)
         super().__init__(
-            choices, kernel, method, unit, steps, epsilon, delta, dataset_correlation, noise_std**2
+            choices, kernel, method, unit, steps, epsilon, delta, dataset_correlation, noise_std
         )
         check_integer("steps", steps, at_most=10**6)
         gain = max_information_gain(
-            self.kernel, self.choices, num_observations=steps, noise_variance=self._noise_std**2
+            self.kernel, self.choices, num_observations=steps, noise_std=self._noise_std
         )
         self.maximum = PrivateMaximum(
             **self._shared, noise_std=self._noise_std, information_gain=gain, edition=edition

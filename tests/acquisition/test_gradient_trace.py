@@ -42,7 +42,7 @@ def kernel(name: str = "rbf", d: int = D, lengthscale: float = 0.5) -> Kernel:
 
 def fixed_gp(name: str = "rbf", n: int = 6, d: int = D, noise: float = 1e-4) -> SingleTaskGP:
     X = torch.rand(n, d, dtype=torch.double)
-    return public_gp(X, X.sum(-1, keepdim=True), kernel=kernel(name, d), noise_variance=noise)
+    return public_gp(X, X.sum(-1, keepdim=True), kernel=kernel(name, d), noise_std=noise**0.5)
 
 
 def unit_box(d: int) -> Tensor:
@@ -58,7 +58,7 @@ def trace_of_new_model(model: SingleTaskGP, X: Tensor, location: Tensor) -> Tens
     inputs = torch.cat((model.train_inputs[0], X))
     outcomes = torch.zeros(len(inputs), 1, dtype=torch.double)
     noise = float(model.likelihood.noise)
-    both = public_gp(inputs, outcomes, kernel=model.covar_module, noise_variance=noise)
+    both = public_gp(inputs, outcomes, kernel=model.covar_module, noise_std=noise**0.5)
     return GradientPosterior(both, location).trace
 
 
@@ -86,7 +86,7 @@ def test_gradient_by_finite_differences(name: str) -> None:
 def test_works_in_single_precision() -> None:
     X = torch.rand(6, D)
     model = public_gp(
-        X, X.sum(-1, keepdim=True), kernel=kernel("scaled matern").float(), noise_variance=1e-3
+        X, X.sum(-1, keepdim=True), kernel=kernel("scaled matern").float(), noise_std=0.03
     )
     values = GradientTrace(model, centre().float())(torch.rand(4, 2, D))
     assert values.dtype == torch.float32
@@ -132,7 +132,7 @@ def test_simplex_trace_in_closed_form() -> None:
     """No data, no noise, RBF in length-scale units: trace / d -> h^2 (d - 1) / (2 d) (small h)."""
     d, h = 5, 1e-2
     far = torch.full((1, d), 100.0, dtype=torch.double)  # a point too far away to matter
-    model = public_gp(far, far[:, :1], kernel=kernel(d=d, lengthscale=1.0), noise_variance=0.0)
+    model = public_gp(far, far[:, :1], kernel=kernel(d=d, lengthscale=1.0), noise_std=0.0)
     acqf = GradientTrace(model, torch.zeros(d, dtype=torch.double))
     trace = -acqf(h * regular_simplex(d + 1, like=far))
     assert float(trace) / d == pytest.approx(h**2 * (d - 1) / (2 * d), rel=0.05)
@@ -152,14 +152,14 @@ def test_ensembles_are_averaged() -> None:
     ensemble = Ensemble(
         X.expand(2, 6, D),
         Y.expand(2, 6, 1),
-        torch.full((2, 6, 1), 1e-3, dtype=torch.double),
+        torch.full((2, 6, 1), 0.03**2, dtype=torch.double),
         covar_module=many,
         outcome_transform=None,
     )
     Z = torch.rand(4, 3, D, dtype=torch.double)
     members = []
     for lengthscale in (0.5, 1.0):
-        member = public_gp(X, Y, kernel=kernel(lengthscale=lengthscale), noise_variance=1e-3)
+        member = public_gp(X, Y, kernel=kernel(lengthscale=lengthscale), noise_std=0.03)
         members.append(GradientTrace(member, centre())(Z))
     values = GradientTrace(ensemble, centre())(Z)
     assert values.shape == (4,)

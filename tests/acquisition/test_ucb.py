@@ -26,7 +26,7 @@ def model(dtype=torch.double, seed=0) -> SingleTaskGP:
     torch.manual_seed(seed)
     X = torch.rand(6, 2, dtype=dtype)
     Y = torch.sin(5 * X).sum(-1, keepdim=True)
-    return public_gp(X, Y, kernel=MaternKernel(nu=2.5), noise_variance=0.01)
+    return public_gp(X, Y, kernel=MaternKernel(nu=2.5), noise_std=0.1)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_discrete_optimizer_finds_the_choice_that_the_finite_set_gp_ranks_first(
     indices = [3, 77, 200, 150]
     values = torch.randn(4, dtype=torch.double)
     kernel = RBFKernel()
-    gp = public_gp(choices[indices], values.unsqueeze(-1), kernel=kernel, noise_variance=0.01)
-    finite = FiniteSetGP(choices, kernel=kernel, noise_variance=0.01)
+    gp = public_gp(choices[indices], values.unsqueeze(-1), kernel=kernel, noise_std=0.1)
+    finite = FiniteSetGP(choices, kernel=kernel, noise_std=0.1)
     for index, value in zip(indices, values.tolist(), strict=True):
         finite.observe(index, value)
     schedule = UCBSchedule(len(choices), delta=0.1)

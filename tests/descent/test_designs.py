@@ -51,15 +51,15 @@ def test_central_differences_beat_the_simplex() -> None:
 def test_polishing_never_hurts_and_the_simplex_is_near_the_best() -> None:
     for noise in (1e-6, 1e-2):
         belief = belief_at()
-        simplex = Design(noise_variance=noise).propose(belief)[0]
-        polished = Design("optimize", noise_variance=noise).propose(belief)[0]
+        simplex = Design(noise_std=noise**0.5).propose(belief)[0]
+        polished = Design("optimize", noise_std=noise**0.5).propose(belief)[0]
         ratio = belief.trace_after(polished, noise) / belief.trace_after(simplex, noise)
         assert 0.6 < ratio <= 1 + 1e-9
 
 
 def test_the_best_radius_grows_with_the_noise() -> None:
     belief = belief_at()
-    radii = [Design(noise_variance=v).propose(belief)[1] for v in (1e-8, 1e-6, 1e-4)]
+    radii = [Design(noise_std=v**0.5).propose(belief)[1] for v in (1e-8, 1e-6, 1e-4)]
     # In length-scales: about .013, .038 and .11 (with a grid of 24 radii between 1e-3 and 2).
     assert radii == sorted(radii)
     assert 0.005 < radii[0] < 0.03 and 0.05 < radii[-1] < 0.3

@@ -153,7 +153,7 @@ def test_noisy_observations_are_modelled() -> None:
         clean = squared_distance(records())(X)
         return clean + 0.05 * torch.randn(clean.shape, generator=generator, dtype=torch.double)
 
-    run = descent(losses, mu=5.0, steps=20, noise_variance=0.05**2, unsafe_seed=2)
+    run = descent(losses, mu=5.0, steps=20, noise_std=0.05, unsafe_seed=2)
     result = run.run()
     assert (result.average.value - records().mean(0)).norm() < 0.05
     assert result.history[0].radius > 0.05  # small differences would drown
@@ -467,7 +467,7 @@ def test_gradients_match_the_weights_by_hand() -> None:
         clip_norm=bound,
         steps=1,
         step_size=1.0,
-        noise_variance=noise,
+        noise_std=noise**0.5,
         box=None,
     )
     moved = run.run().location.value - start

@@ -51,7 +51,7 @@ def settings(**changes: Any) -> DescentSettings:
         ({"clip_norm": math.inf}, "`clip_norm`"),
         ({"batch_size": 0}, "`batch_size`"),
         ({"tolerance": 0.0}, "`tolerance`"),
-        ({"noise_variance": -1.0}, "`noise_variance`"),
+        ({"noise_std": -1.0}, "`noise_std`"),
         ({"radius": -0.1}, "`radius`"),
         ({"mean": "linear"}, "`mean`"),
         ({"max_points": 2}, "`max_points`"),

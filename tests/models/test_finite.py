@@ -75,8 +75,8 @@ def test_agrees_with_the_gpytorch_posterior_also_for_repeated_points(name, noise
     kernel = KERNELS[name]()
     indices = [*torch.randint(60, (17,)).tolist(), 5, 5, 5, 8, 5]
     values = torch.randn(len(indices), dtype=torch.double)
-    gp = observed(FiniteSetGP(choices, kernel=kernel, noise_variance=noise), indices, values)
-    model = public_gp(choices[indices], values.unsqueeze(-1), kernel=kernel, noise_variance=noise)
+    gp = observed(FiniteSetGP(choices, kernel=kernel, noise_std=noise**0.5), indices, values)
+    model = public_gp(choices[indices], values.unsqueeze(-1), kernel=kernel, noise_std=noise**0.5)
     exact = model.posterior(choices)
     torch.testing.assert_close(gp.mean, exact.mean.squeeze(-1), rtol=0, atol=1e-8)
     torch.testing.assert_close(gp.variance, exact.variance.squeeze(-1), rtol=0, atol=1e-8)
@@ -91,8 +91,8 @@ def test_tiny_noise_and_none_agree_with_gpytorch(noise):
     kernel.lengthscale = 0.2
     indices = list(range(0, 40, 5))
     values = torch.sin(6 * choices[indices, 0])
-    gp = observed(FiniteSetGP(choices, kernel=kernel, noise_variance=noise), indices, values)
-    model = public_gp(choices[indices], values.unsqueeze(-1), kernel=kernel, noise_variance=noise)
+    gp = observed(FiniteSetGP(choices, kernel=kernel, noise_std=noise**0.5), indices, values)
+    model = public_gp(choices[indices], values.unsqueeze(-1), kernel=kernel, noise_std=noise**0.5)
     exact = model.posterior(choices)
     torch.testing.assert_close(gp.mean, exact.mean.squeeze(-1), rtol=0, atol=1e-8)
     torch.testing.assert_close(gp.variance, exact.variance.squeeze(-1), rtol=0, atol=1e-8)
@@ -108,7 +108,7 @@ def test_repeats_with_tiny_noise_match_their_average(noise):
     places, repeats = [2, 11, 27], 4
     centre = torch.tensor([0.5, -1.0, 2.0], dtype=torch.double)
     draws = centre + spread * torch.randn(repeats, 3, dtype=torch.double)
-    gp = FiniteSetGP(choices, kernel=kernel, noise_variance=noise)
+    gp = FiniteSetGP(choices, kernel=kernel, noise_std=noise**0.5)
     for draw in draws:
         observed(gp, places, draw)
     mean, variance = dense_posterior(gram, places, draws.mean(0), noise / repeats)
@@ -118,7 +118,7 @@ def test_repeats_with_tiny_noise_match_their_average(noise):
 
 def test_noise_free_observations_are_interpolated_and_repeats_change_nothing():
     choices = torch.rand(50, 3, dtype=torch.double)
-    gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=0.0)
+    gp = FiniteSetGP(choices, kernel=RBFKernel(), noise_std=0.0)
     observed(gp, [3, 10, 20], [1.0, -2.0, 0.5])
     torch.testing.assert_close(
         gp.mean[[3, 10, 20]], torch.tensor([1.0, -2.0, 0.5], dtype=torch.double)
@@ -139,7 +139,7 @@ def test_noise_free_dense_observation_of_a_smooth_kernel_stays_exact(lengthscale
     kernel = RBFKernel()
     kernel.lengthscale = lengthscale
     truth = torch.sin(3 * choices.squeeze(-1))
-    gp = FiniteSetGP(choices, kernel=kernel, noise_variance=0.0)
+    gp = FiniteSetGP(choices, kernel=kernel, noise_std=0.0)
     observed(gp, range(300), truth)
     assert (gp.mean - truth).abs().max() < 1e-4
     assert gp.variance.min() >= 0
@@ -167,11 +167,13 @@ class Flattened(RBFKernel):
 )
 def test_known_kernels_have_a_closed_form_and_others_are_asked(kernel, known):
     choices = torch.rand(9, 2, dtype=torch.double)
-    gp = FiniteSetGP(choices, kernel=kernel, noise_variance=0.1)
+    gp = FiniteSetGP(choices, kernel=kernel, noise_std=0.3)
     assert (gp._closed_form is not None) == known
     gram = kernel.double()(choices).to_dense().detach()
     observed(gp, [2, 2, 7], [1.0, 0.5, -1.0])
-    mean, variance = dense_posterior(gram, [2, 2, 7], torch.tensor([1.0, 0.5, -1.0]).double(), 0.1)
+    mean, variance = dense_posterior(
+        gram, [2, 2, 7], torch.tensor([1.0, 0.5, -1.0]).double(), 0.3**2
+    )
     torch.testing.assert_close(gp.mean, mean, rtol=0, atol=1e-7)
     torch.testing.assert_close(gp.variance, variance, rtol=0, atol=1e-7)
 
@@ -180,8 +182,8 @@ def test_known_kernels_have_a_closed_form_and_others_are_asked(kernel, known):
 def test_chunks_do_not_change_the_posterior(kernel):
     choices = torch.rand(300, 2, dtype=torch.double)
     indices = [*range(0, 300, 11), 5, 5]
-    whole = observed(FiniteSetGP(choices, kernel=kernel, noise_variance=0.1), indices, indices)
-    chunked = FiniteSetGP(choices, kernel=kernel, noise_variance=0.1)
+    whole = observed(FiniteSetGP(choices, kernel=kernel, noise_std=0.3), indices, indices)
+    chunked = FiniteSetGP(choices, kernel=kernel, noise_std=0.3)
     chunked._chunk = 37
     observed(chunked, indices, indices)
     torch.testing.assert_close(chunked.mean, whole.mean, rtol=1e-9, atol=1e-9)
@@ -189,7 +191,7 @@ def test_chunks_do_not_change_the_posterior(kernel):
 
 
 def test_copies_and_pickles_go_on_alone():
-    gp = FiniteSetGP(torch.rand(9, 2).double(), kernel=RBFKernel() + RBFKernel(), noise_variance=1)
+    gp = FiniteSetGP(torch.rand(9, 2).double(), kernel=RBFKernel() + RBFKernel(), noise_std=1.0)
     gp.observe(3, 1.0)
     for copied in (copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
         assert torch.equal(copied.mean, gp.mean)
@@ -202,7 +204,7 @@ def test_copies_and_pickles_go_on_alone():
 def test_duplicated_choices_share_one_posterior():
     choices = torch.rand(10, 2, dtype=torch.double)
     doubled = torch.cat([choices, choices])
-    gp = observed(FiniteSetGP(doubled, kernel=RBFKernel(), noise_variance=0.0), [4, 14], [1.0, 1.0])
+    gp = observed(FiniteSetGP(doubled, kernel=RBFKernel(), noise_std=0.0), [4, 14], [1.0, 1.0])
     torch.testing.assert_close(gp.mean[:10], gp.mean[10:])
     torch.testing.assert_close(gp.variance[:10], gp.variance[10:])
 
@@ -211,7 +213,7 @@ def test_information_gain_is_half_the_log_determinant():
     choices = torch.rand(30, 2, dtype=torch.double)
     indices = [1, 4, 4, 9, 20, 1]
     noise = 0.05
-    gp = observed(FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=noise), indices, range(6))
+    gp = observed(FiniteSetGP(choices, kernel=RBFKernel(), noise_std=noise**0.5), indices, range(6))
     gram = RBFKernel().double()(choices[indices]).to_dense()
     identity = torch.eye(6, dtype=torch.double)
     assert gp.information_gain == pytest.approx(
@@ -221,28 +223,28 @@ def test_information_gain_is_half_the_log_determinant():
 
 def test_prior_before_any_observation():
     choices = torch.rand(7, 2, dtype=torch.double)
-    gp = FiniteSetGP(choices, kernel=LinearKernel(), noise_variance=0.1)
+    gp = FiniteSetGP(choices, kernel=LinearKernel(), noise_std=0.3)
     assert torch.equal(gp.mean, torch.zeros(7, dtype=torch.double))
     torch.testing.assert_close(gp.variance, math.log(2) * choices.square().sum(-1))
     assert (gp.num_observations, gp.information_gain, gp.num_choices) == (0, 0.0, 7)
 
 
 def test_results_do_not_change_behind_the_callers_back():
-    gp = FiniteSetGP(torch.rand(5, 1).double(), kernel=RBFKernel(), noise_variance=0.1)
+    gp = FiniteSetGP(torch.rand(5, 1).double(), kernel=RBFKernel(), noise_std=0.3)
     mean = gp.mean
     gp.observe(0, 3.0)
     assert torch.equal(mean, torch.zeros(5, dtype=torch.double))
 
 
 def test_a_choice_without_prior_variance_stays_known():
-    gp = FiniteSetGP(torch.zeros(1, 1).double(), kernel=LinearKernel(), noise_variance=0.0)
+    gp = FiniteSetGP(torch.zeros(1, 1).double(), kernel=LinearKernel(), noise_std=0.0)
     gp.observe(0, 0.5)
     assert gp.mean.item() == 0
     assert gp.variance.item() == 0
 
 
 def test_one_choice_and_upper_confidence_bound():
-    gp = FiniteSetGP(torch.zeros(1, 1).double(), kernel=RBFKernel(), noise_variance=1.0)
+    gp = FiniteSetGP(torch.zeros(1, 1).double(), kernel=RBFKernel(), noise_std=1.0)
     gp.observe(0, 2.0)
     assert gp.mean.item() == pytest.approx(1.0)
     assert gp.variance.item() == pytest.approx(0.5)
@@ -251,7 +253,7 @@ def test_one_choice_and_upper_confidence_bound():
 
 def test_keeps_dtype_and_the_kernel_it_was_given():
     kernel = RBFKernel()
-    gp = FiniteSetGP(torch.rand(5, 2), kernel=kernel, noise_variance=0.1)
+    gp = FiniteSetGP(torch.rand(5, 2), kernel=kernel, noise_std=0.3)
     gp.observe(2, 1.0)
     assert gp.mean.dtype == gp.variance.dtype == torch.float32
     before = gp.mean
@@ -265,7 +267,7 @@ def test_grows_past_its_first_capacity():
     choices = torch.rand(20, 2, dtype=torch.double)
     indices = torch.randint(20, (70,)).tolist()
     values = torch.randn(70, dtype=torch.double)
-    gp = observed(FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=0.5), indices, values)
+    gp = observed(FiniteSetGP(choices, kernel=RBFKernel(), noise_std=0.5**0.5), indices, values)
     gram = RBFKernel().double()(choices).to_dense().detach()
     mean, variance = dense_posterior(gram, indices, values, 0.5)
     torch.testing.assert_close(gp.mean, mean, rtol=0, atol=1e-10)
@@ -274,14 +276,14 @@ def test_grows_past_its_first_capacity():
 
 @pytest.mark.parametrize("index", [-1, 5])
 def test_refuses_an_index_out_of_range(index):
-    gp = FiniteSetGP(torch.rand(5, 2).double(), kernel=RBFKernel(), noise_variance=0.1)
+    gp = FiniteSetGP(torch.rand(5, 2).double(), kernel=RBFKernel(), noise_std=0.3)
     with pytest.raises(ValueError, match="`index` must be from 0 to 4"):
         gp.observe(index, 1.0)
 
 
 @pytest.mark.parametrize("y", [math.nan, math.inf, -math.inf])
 def test_refuses_a_value_that_is_no_number_and_stays_as_it_was(y):
-    gp = FiniteSetGP(torch.rand(5, 2).double(), kernel=RBFKernel(), noise_variance=0.1)
+    gp = FiniteSetGP(torch.rand(5, 2).double(), kernel=RBFKernel(), noise_std=0.3)
     with pytest.raises(ValueError, match="`y`"):
         gp.observe(0, y)
     assert gp.num_observations == 0
@@ -294,17 +296,17 @@ def test_refuses_a_value_that_is_no_number_and_stays_as_it_was(y):
         (torch.rand(5).double(), 0.1, "`choices` must have shape"),
         (torch.rand(0, 2).double(), 0.1, "`choices` must have shape"),
         (torch.full((3, 1), torch.nan), 0.1, "`choices` must be finite"),
-        (torch.rand(5, 2).double(), -0.1, "noise_variance"),
-        (torch.rand(5, 2).double(), math.inf, "noise_variance"),
+        (torch.rand(5, 2).double(), -0.1, "noise_std"),
+        (torch.rand(5, 2).double(), math.inf, "noise_std"),
     ],
 )
 def test_names_the_wrong_argument(choices, noise, match):
     with pytest.raises(ValueError, match=match):
-        FiniteSetGP(choices, kernel=RBFKernel(), noise_variance=noise)
+        FiniteSetGP(choices, kernel=RBFKernel(), noise_std=noise)
 
 
 def test_repr_holds_no_observation():
-    gp = FiniteSetGP(torch.rand(5, 2).double(), kernel=RBFKernel(), noise_variance=0.1)
+    gp = FiniteSetGP(torch.rand(5, 2).double(), kernel=RBFKernel(), noise_std=0.3)
     gp.observe(0, 1234.5678)
     assert "1234" not in repr(gp)
 
@@ -327,7 +329,7 @@ def test_information_gain_bounds_the_best_of_all_multisets_closely(noise, steps,
     kernel = RBFKernel()
     kernel.lengthscale = lengthscale
     exact = best_gain(kernel, choices, steps, noise)
-    bound = max_information_gain(kernel, choices, num_observations=steps, noise_variance=noise)
+    bound = max_information_gain(kernel, choices, num_observations=steps, noise_std=noise**0.5)
     assert exact <= bound * (1 + 1e-12)
     assert bound <= exact / (1 - 1 / math.e) * (1 + 1e-12)
 
@@ -336,9 +338,9 @@ def test_information_gain_is_exact_for_one_observation_and_for_one_choice():
     choices = torch.rand(5, 1, dtype=torch.double)
     kernel = ScaleKernel(MaternKernel())
     kernel.outputscale = 4.0
-    one = max_information_gain(kernel, choices, num_observations=1, noise_variance=0.5)
+    one = max_information_gain(kernel, choices, num_observations=1, noise_std=0.5**0.5)
     assert one == pytest.approx(0.5 * math.log(1 + 4.0 / 0.5))
-    repeated = max_information_gain(kernel, choices[:1], num_observations=9, noise_variance=0.5)
+    repeated = max_information_gain(kernel, choices[:1], num_observations=9, noise_std=0.5**0.5)
     exact = 0.5 * math.log(1 + 9 * 4.0 / 0.5)
     assert exact <= repeated <= exact / (1 - 1 / math.e) * (1 + 1e-12)
 
@@ -347,11 +349,11 @@ def test_information_gain_is_exact_for_one_observation_and_for_one_choice():
     ("arguments", "match"),
     [
         ({"num_observations": 0}, "num_observations"),
-        ({"noise_variance": 0.0}, "noise_variance"),
-        ({"noise_variance": -1.0}, "noise_variance"),
+        ({"noise_std": 0.0}, "noise_std"),
+        ({"noise_std": -1.0}, "noise_std"),
     ],
 )
 def test_information_gain_names_the_wrong_argument(arguments, match):
-    options = {"num_observations": 3, "noise_variance": 0.1} | arguments
+    options = {"num_observations": 3, "noise_std": 0.3} | arguments
     with pytest.raises(ValueError, match=match):
         max_information_gain(RBFKernel(), torch.rand(4, 1).double(), **options)

@@ -37,7 +37,7 @@ def frozen(**overrides) -> SingleTaskGP:
 def test_public_gp_passes_and_predicts_the_hand_computed_posterior():
     kernel = RBFKernel()
     kernel.lengthscale = 0.5
-    model = public_gp(X, Y, kernel=kernel, noise_variance=0.01)
+    model = public_gp(X, Y, kernel=kernel, noise_std=0.1)
     check_public(model, unit_variance=True)
     new = torch.rand(4, 2, dtype=torch.double)
 
@@ -54,13 +54,13 @@ def test_public_gp_passes_and_predicts_the_hand_computed_posterior():
 
 def test_public_gp_does_not_round_up_a_tiny_noise():
     for noise in (0.0, 1e-9, 0.3):
-        model = public_gp(X, Y, kernel=RBFKernel(), noise_variance=noise)
+        model = public_gp(X, Y, kernel=RBFKernel(), noise_std=noise**0.5)
         assert model.likelihood.noise.item() == pytest.approx(noise, rel=1e-9, abs=1e-300)
 
 
 def test_public_gp_leaves_the_given_kernel_alone():
     kernel = MaternKernel(nu=2.5)
-    public_gp(X, Y, kernel=kernel, noise_variance=0.1)
+    public_gp(X, Y, kernel=kernel, noise_std=0.3)
     assert kernel.raw_lengthscale.requires_grad
     assert kernel.raw_lengthscale.dtype == torch.float32
 
@@ -71,13 +71,13 @@ def test_public_gp_leaves_the_given_kernel_alone():
         ({"train_Y": Y.squeeze(-1)}, "train_Y"),
         ({"train_X": X.squeeze(-1)[:0]}, "train_X"),
         ({"train_X": torch.full_like(X, torch.nan)}, "train_X"),
-        ({"noise_variance": -1e-3}, "noise_variance"),
-        ({"noise_variance": float("nan")}, "noise_variance"),
+        ({"noise_std": -1e-3}, "noise_std"),
+        ({"noise_std": float("nan")}, "noise_std"),
         ({"kernel": RBFKernel(batch_shape=torch.Size([2]))}, "batch"),
     ],
 )
 def test_public_gp_names_the_wrong_argument(arguments, match):
-    options = {"train_X": X, "train_Y": Y, "kernel": RBFKernel(), "noise_variance": 0.1}
+    options = {"train_X": X, "train_Y": Y, "kernel": RBFKernel(), "noise_std": 0.3}
     options |= arguments
     with pytest.raises(ValueError, match=match):
         public_gp(options.pop("train_X"), options.pop("train_Y"), **options)
@@ -85,7 +85,7 @@ def test_public_gp_names_the_wrong_argument(arguments, match):
 
 def test_public_gp_refuses_a_function_as_kernel():
     with pytest.raises(TypeError, match="`kernel`"):
-        public_gp(X, Y, kernel=torch.exp, noise_variance=0.1)
+        public_gp(X, Y, kernel=torch.exp, noise_std=0.3)
 
 
 def test_plain_frozen_models_pass():

@@ -41,7 +41,7 @@ def test_asks_for_the_largest_upper_bound() -> None:
         if search.history:
             X = Z[[a.index for a in search.history]]
             Y = torch.tensor([[a.y] for a in search.history], dtype=torch.double)
-            posterior = public_gp(X, Y, kernel=RBFKernel(), noise_variance=0.05**2).posterior(Z)
+            posterior = public_gp(X, Y, kernel=RBFKernel(), noise_std=0.05).posterior(Z)
             beta = 2 * math.log(200 * step**2 * math.pi**2 / (6 * 0.1))
             bound = posterior.mean + math.sqrt(beta) * posterior.variance.sqrt()
             assert bound[index] == pytest.approx(bound.max().item(), abs=1e-6)
@@ -281,9 +281,7 @@ class TestInputNoiseRBF:
 
     def test_works_in_the_finite_set_gp(self) -> None:
         Z = torch.randn(50, 2, dtype=torch.double)
-        gp = FiniteSetGP(
-            Z, kernel=InputNoiseRBF(lengthscale=1.0, noise_std=0.3), noise_variance=0.01
-        )
+        gp = FiniteSetGP(Z, kernel=InputNoiseRBF(lengthscale=1.0, noise_std=0.3), noise_std=0.1)
         gp.observe(7, 1.0)
         assert gp.mean[7] == pytest.approx(1 / 1.01)
         assert gp.mean.argmax() == 7

@@ -202,7 +202,7 @@ def test_sensitivity_bound_of_theorem_1_holds_for_pairs_from_the_multi_task_prio
         objectives = [(share * shared + rest * part).squeeze(-1) for part in (own, other)]
         means = []
         for f in objectives:
-            gp = FiniteSetGP(choices, kernel=kernel, noise_variance=noise**2)
+            gp = FiniteSetGP(choices, kernel=kernel, noise_std=noise)
             for t in range(1, steps + 1):
                 index = int(gp.upper_confidence_bound(schedule(t)).argmax())
                 gp.observe(index, f[index].item() + noise * torch.randn(()).item())
@@ -294,14 +294,14 @@ def test_a_model_is_checked_and_its_mean_is_taken():
     choices, X = torch.rand(5, 1, dtype=torch.double), torch.rand(4, 1, dtype=torch.double)
     settings = {**OPTIONS, "epsilon": 1e5, "steps": 4}
     with PrivacyLedger(budget=PrivacyBudget(1e6, 0.1)) as ledger:
-        given = {"kernel": RBFKernel(), "noise_variance": 0.1}
+        given = {"kernel": RBFKernel(), "noise_std": 0.3}
         model = public_gp(X, X, **given)
         best = choices[model.posterior(choices).mean.argmax()]
         assert torch.equal(release_choice(model, choices, ledger=ledger, **settings).value, best)
         for other, match in (
             (SingleTaskGP(X, X), "sensitive values"),
             (public_gp(X[:3], X[:3], **given), "has 3 observations, but `steps` = 4"),
-            (public_gp(X, X, kernel=ScaleKernel(RBFKernel()), noise_variance=0.1), "must be 1"),
+            (public_gp(X, X, kernel=ScaleKernel(RBFKernel()), noise_std=0.3), "must be 1"),
         ):
             with pytest.raises(ValueError, match=match):
                 release_choice(other, choices, ledger=ledger, **settings)

@@ -300,7 +300,7 @@ def test_sensitivity_of_the_noisy_maximum_holds_for_pairs_from_the_multi_task_pr
     kernel.lengthscale = 0.1
     gram = kernel(choices).to_dense().detach() + 1e-9 * torch.eye(n, dtype=torch.double)
     root = torch.linalg.cholesky(gram)
-    gain = max_information_gain(kernel, choices, num_observations=steps, noise_variance=noise**2)
+    gain = max_information_gain(kernel, choices, num_observations=steps, noise_std=noise)
     mechanism = PrivateMaximum(
         **noisy(n, 1.0, delta, steps, correlation, noise, gain), edition=edition
     )
@@ -311,7 +311,7 @@ def test_sensitivity_of_the_noisy_maximum_holds_for_pairs_from_the_multi_task_pr
         best = []
         for part in parts:
             f = (math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * part).squeeze(-1)
-            gp = FiniteSetGP(choices, kernel=kernel, noise_variance=noise**2)
+            gp = FiniteSetGP(choices, kernel=kernel, noise_std=noise)
             seen = []
             for t in range(1, steps + 1):
                 index = int(gp.upper_confidence_bound(schedule(t)).argmax())

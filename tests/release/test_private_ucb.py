@@ -80,7 +80,7 @@ def test_guarantee_is_twice_epsilon_and_delta_before_and_after_the_run(driver):
 @quiet
 def test_drivers_hold_the_single_releases():
     common = {"num_choices": 225, "epsilon": 1.0, "delta": 1e-3, "dataset_correlation": 0.99}
-    gain = max_information_gain(kernel(), CHOICES, num_observations=9, noise_variance=0.01)
+    gain = max_information_gain(kernel(), CHOICES, num_observations=9, noise_std=0.1)
     search = gp_ucb()
     assert search.choice == PrivateChoice(steps=9, **common)
     assert search.maximum == PrivateMaximum(steps=9, noise_std=0.1, information_gain=gain, **common)

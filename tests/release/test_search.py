@@ -23,7 +23,7 @@ def draws(choices, kernel, count):
 
 
 def branch_and_bound(choices, kernel, delta=0.05) -> BranchAndBound:
-    gp = FiniteSetGP(choices, kernel=kernel, noise_variance=0.0)
+    gp = FiniteSetGP(choices, kernel=kernel, noise_std=0.0)
     return BranchAndBound(gp, schedule=UCBSchedule(len(choices), delta=delta))
 
 
@@ -134,7 +134,7 @@ def test_a_wrong_kernel_neither_loops_nor_crashes():
 
 
 def test_refuses_a_noisy_model_and_needs_a_sample_for_its_best():
-    gp = FiniteSetGP(LINE, kernel=RBFKernel(), noise_variance=0.1)
+    gp = FiniteSetGP(LINE, kernel=RBFKernel(), noise_std=0.3)
     with pytest.raises(ValueError, match="noise-free"):
         BranchAndBound(gp, schedule=UCBSchedule(513, delta=0.1))
     with pytest.raises(ValueError, match="`best`"):
@@ -142,7 +142,7 @@ def test_refuses_a_noisy_model_and_needs_a_sample_for_its_best():
 
 
 def test_gp_ucb_follows_its_formula():
-    gp = FiniteSetGP(SQUARE, kernel=short(RBFKernel()), noise_variance=0.01)
+    gp = FiniteSetGP(SQUARE, kernel=short(RBFKernel()), noise_std=0.1)
     schedule = UCBSchedule(len(SQUARE), delta=0.1)
     search = GPUCB(gp, schedule=schedule)
     for t in range(1, 6):
@@ -176,7 +176,7 @@ def test_objectives_that_answer_otherwise_are_refused_without_quoting_them(answe
 
 def test_poisoned_values_count_as_the_bound_they_cross():
     answers = iter([math.nan, 1e300, -math.inf, 0.5])
-    gp = FiniteSetGP(LINE, kernel=RBFKernel(), noise_variance=0.01)
+    gp = FiniteSetGP(LINE, kernel=RBFKernel(), noise_std=0.1)
     search = GPUCB(gp, schedule=UCBSchedule(513, delta=0.1))
     seen = run_search(search, lambda x: next(answers), steps=4)
     assert seen.values.tolist() == [-50.0, 50.0, -50.0, 0.5]
