@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import stat
 import threading
 import warnings
 from fractions import Fraction
@@ -17,7 +16,6 @@ from botorch_dp.outsourced import (
     GaussianNoiseCurator,
     QuestionRefused,
     RandomProjectionCurator,
-    singular_floor,
 )
 from botorch_dp.outsourced import curator as curator_module
 from botorch_dp.outsourced.transforms import (
@@ -80,10 +78,6 @@ class TestRandomProjection:
         expected = (U * S**2) @ U.mT
         assert (gram - expected).norm() / expected.norm() < 0.2
 
-    def test_floor_is_the_theorems(self) -> None:
-        expected = singular_floor(projection_dim=4, epsilon=3.0, delta=1e-5)
-        assert self.make(X).singular_floor == expected
-
     def test_fresh_projection_each_time(self) -> None:
         assert not torch.equal(self.make(X).dataset.value, self.make(X).dataset.value)
 
@@ -117,8 +111,6 @@ class TestGaussianNoise:
         assert guarantee.status == "proven"
         assert guarantee.relation is NeighboringRelation.BOUNDED_ROW
         assert guarantee.epsilon(1e-5) <= 0.7
-        assert "distance of 2" in str(guarantee)
-        assert "answers are not covered" in str(guarantee)
 
     @pytest.mark.parametrize("projection_dim", [None, 1, 3, 5])
     def test_sensitivity_before_noise(self, projection_dim: int | None) -> None:
@@ -181,38 +173,11 @@ class TestGaussianNoise:
         assert curator.dataset.value.shape == (40, 3)
         assert torch.equal(curator.projection, P)
 
-    def test_charges_the_ledger_before_noise(self) -> None:
-        ledger = PrivacyLedger(
-            budget=PrivacyBudget(1.1, 1e-6), relation=NeighboringRelation.BOUNDED_ROW
-        )
-        noisy(ledger=ledger)
-        assert ledger.spent()[0] > 0
-        with pytest.raises(BudgetExhausted):
-            noisy(ledger=ledger)
-        assert len(ledger.entries()) == 1
-
-    def test_one_log_one_release(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.ledger"
-        with PrivacyLedger(path, PrivacyBudget(1.1, 1e-6)) as ledger:
-            rows = []
-            for _ in range(3):
-                curator = noisy(X.float(), ledger=ledger, log=tmp_path / "log", projection_dim=2)
-                rows.append(curator.dataset)
-                curator.close()
-            assert torch.equal(rows[0].value, rows[1].value)
-            assert rows[0].value.dtype == torch.float32
-            assert rows[0].guarantee == rows[2].guarantee
-            assert rows[0].scale == rows[2].scale
-            assert len(ledger.entries()) == 1
-
     @pytest.mark.parametrize(
         ("changed", "named"),
         [
             ({"epsilon": 2.0}, "epsilon"),
-            ({"row_distance": 2.0}, "row_distance"),
-            ({"projection_dim": 2}, "projection_dim"),
             ({"rows": X + 1e-9}, "rows"),
-            ({"rows": X.float()}, "rows"),
             ({"unsafe_seed": 2}, "unsafe_seed"),
             ({"ledger": PrivacyLedger(budget=PrivacyBudget(9.0, 1e-6))}, "charged"),
         ],
@@ -222,13 +187,15 @@ class TestGaussianNoise:
         with pytest.raises(PrivacyError, match=rf"other settings \(.*{named}"):
             noisy(log=tmp_path / "log", **changed)
 
-    def test_any_dtype_can_be_kept(self, tmp_path: Path) -> None:
+    def test_a_log_brings_the_release_back_in_any_dtype(self, tmp_path: Path) -> None:
         rows = X.bfloat16()
         first = noisy(rows, log=tmp_path / "log")
         first.close()
         again = noisy(rows, log=tmp_path / "log")
         assert torch.equal(first.dataset.value, again.dataset.value)
         assert again.dataset.value.dtype == torch.bfloat16
+        assert again.dataset.guarantee == first.dataset.guarantee
+        assert again.dataset.scale == first.dataset.scale
 
     def test_rows_that_no_file_can_keep_are_refused_first(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,9 +211,6 @@ class TestGaussianNoise:
         assert torch.equal(first.dataset.value, second.dataset.value)
         assert first.guarantee.status == "none"
         assert not torch.equal(noisy().dataset.value, noisy().dataset.value)
-
-    def test_float32_stays_float32(self) -> None:
-        assert noisy(X.float(), projection_dim=2).dataset.value.dtype == torch.float32
 
 
 def exact_difference(one: torch.Tensor, other: torch.Tensor) -> list[Fraction]:
@@ -295,19 +259,12 @@ class TestRounding:
             assert sum(m * m for m in moved) <= claimed**2
 
     def test_the_widening_is_small_and_there(self) -> None:
-        """Noise is widened by exactly the bound of the rounding, which is public."""
-        for dim, most in [(5, 1e-6), (1000, 1e-3)]:
-            P = public_projection(dim, 3, seed=0)
-            norm = math.sqrt(dim / 3)
-            g = dim * 2.0**-53
-            widening = 2 * g * 2.0**24 * float(P.abs().sum(0).norm())
-            claimed = projected_sensitivity(P, 2.0)
-            assert claimed == pytest.approx(2 * (norm + widening), rel=1e-9)
-            assert 2 * norm < claimed < 2 * norm * (1 + most)
+        """Noise is widened by the bound of the rounding; ``test_boundaries`` has it by hand."""
         curator = noisy(row_distance=2.0, projection_dim=3)
         claimed = projected_sensitivity(curator.projection, 2.0)
         assert curator.noise_std * curator.guarantee.mu == pytest.approx(claimed, rel=1e-12)
-        assert curator.noise_std * curator.guarantee.mu >= claimed * (1 - 1e-15)
+        assert claimed * (1 - 1e-15) <= curator.noise_std * curator.guarantee.mu
+        assert 2 * math.sqrt(5 / 3) < claimed < 2 * math.sqrt(5 / 3) * (1 + 1e-6)
 
     def test_float32_release_is_the_double_one_rounded(self) -> None:
         rows = X.float()
@@ -316,65 +273,8 @@ class TestRounding:
         assert torch.equal(single.dataset.value, double.dataset.value.float())
         assert noisy(rows.half(), **settings).dataset.value.dtype == torch.half
 
-    def test_the_projections_seed_is_a_printed_condition(self) -> None:
-        assert "seed of the projection was chosen without" in str(noisy(projection_dim=2).guarantee)
-        assert "seed" not in str(noisy().guarantee)
-
 
 class TestWrongArguments:
-    @pytest.mark.parametrize("kind", [noisy, TestRandomProjection().make])
-    @pytest.mark.parametrize(
-        "rows",
-        [
-            torch.tensor([[1.0, math.nan]]),
-            torch.tensor([[1.0, math.inf]]),
-            torch.zeros(0, 3),
-            torch.zeros(3),
-            torch.zeros(3, 2, dtype=torch.long),
-            [["text", "rows"]],
-        ],
-        ids=["nan", "inf", "empty", "1-d", "integers", "text"],
-    )
-    def test_rows(self, kind, rows) -> None:
-        with pytest.raises((ValueError, TypeError), match="`X`"):
-            kind(rows)
-
-    @pytest.mark.parametrize(
-        ("argument", "value"),
-        [
-            ("epsilon", 0.0),
-            ("epsilon", math.nan),
-            ("delta", 0.0),
-            ("delta", 1.0),
-            ("row_distance", -1.0),
-            ("projection_dim", 0),
-            ("projection_dim", 6),
-        ],
-    )
-    def test_numbers(self, argument: str, value: float) -> None:
-        with pytest.raises(ValueError, match=f"`{argument}`"):
-            noisy(**{argument: value})
-
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {"evaluate": None},
-            {"unsafe_seed": -1},
-            {"unsafe_seed": 3},
-            {"projection_dim": 9},
-            {"projection_dim": "x"},
-            {"delta": 2.0},
-        ],
-    )
-    def test_nothing_is_charged_for_a_refusal(self, settings) -> None:
-        ledger = PrivacyLedger(
-            budget=PrivacyBudget(1.1, 1e-6), relation=NeighboringRelation.BOUNDED_ROW
-        )
-        settings = {"evaluate": evaluate, "epsilon": 1.0, "delta": 1e-6, **settings}
-        with pytest.raises((TypeError, ValueError), match="`"):
-            GaussianNoiseCurator(X, ledger=ledger, **settings)
-        assert ledger.entries() == []
-
     def test_a_refused_charge_lets_go_of_the_log(self, tmp_path: Path) -> None:
         ledger = PrivacyLedger(
             budget=PrivacyBudget(0.1, 1e-6), relation=NeighboringRelation.BOUNDED_ROW
@@ -390,10 +290,6 @@ class TestWrongArguments:
             curator.query(1, request_id=request_id)
         assert curator.num_queries == 0
 
-    def test_evaluate(self) -> None:
-        with pytest.raises(TypeError, match="`evaluate`"):
-            GaussianNoiseCurator(X, None, epsilon=1.0, delta=1e-6)  # type: ignore[arg-type]
-
 
 class TestQueries:
     @pytest.mark.parametrize("index", [-1, 40, 1.5, "3", None, True])
@@ -408,23 +304,6 @@ class TestQueries:
         assert curator.query(3) == curator.query(3) == evaluate(3)
         assert curator.num_queries == 2
         assert str(evaluate(3))[:6] not in repr(curator)
-
-    def test_restart(self, tmp_path: Path) -> None:
-        path = tmp_path / "queries.sqlite"
-        curator = noisy(log=path)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        first = curator.query(1, request_id="a")
-        curator.close()
-        again = noisy(log=path)
-        assert again.num_queries == 1
-        assert again.query(1, request_id="a") == first
-        assert again.num_queries == 1
-
-    def test_one_id_one_row(self) -> None:
-        curator = noisy()
-        curator.query(1, request_id="a")
-        with pytest.raises(QuestionRefused, match="row 1 before"):
-            curator.query(2, request_id="a")
 
     @pytest.mark.parametrize("measured", [math.nan, math.inf, -math.inf])
     def test_what_is_not_finite_is_measured_once(self, tmp_path: Path, measured: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import threading
@@ -46,23 +45,15 @@ def test_refuses_other_files(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match="no released data set"):
         load_dataset(path)
-    np.savez(path, Z=np.zeros(3))
-    with pytest.raises(ValueError, match="no released data set"):
-        load_dataset(path)
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        *(np.zeros(3), np.zeros((2, 2, 2)), np.zeros((0, 3)), np.zeros((3, 2), dtype=complex)),
-        *(np.zeros((3, 2), dtype=int), np.array([[1.0, np.nan]]), np.array([[np.inf]])),
-        *(np.array([["a"]]), np.array([[None]])),
-    ],
-)
-def test_only_finite_matrices_are_rows(tmp_path: Path, rows: np.ndarray) -> None:
+@pytest.mark.parametrize("rows", [np.zeros(3), np.array([[1.0, np.nan]]), np.array([["a"]]), None])
+def test_only_finite_matrices_are_rows(tmp_path: Path, rows: np.ndarray | None) -> None:
     save_dataset(tmp_path / "rows.npz", curator().dataset)
     archive = dict(np.load(tmp_path / "rows.npz"))
-    np.savez(tmp_path / "rows.npz", **{**archive, "Z": rows})
+    np.savez(
+        tmp_path / "rows.npz", **({"Z": np.zeros(3)} if rows is None else archive | {"Z": rows})
+    )
     with pytest.raises(ValueError, match="no released data set"):
         load_dataset(tmp_path / "rows.npz")
 
@@ -72,7 +63,7 @@ def test_damaged_archives_are_one_error(tmp_path: Path) -> None:
     save_dataset(path, curator().dataset)
     whole = path.read_bytes()
     generator = np.random.default_rng(0)
-    for _ in range(400):
+    for _ in range(150):
         damaged = bytearray(whole)
         for _ in range(generator.integers(1, 4)):
             damaged[generator.integers(len(whole))] ^= 1 << generator.integers(8)
@@ -83,35 +74,11 @@ def test_damaged_archives_are_one_error(tmp_path: Path) -> None:
             assert "no released data set" in str(error)
 
 
-def saved(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize("y", ["NaN", "Infinity", "1e999", "true", '"1"', "null"])
 def test_answers_in_files_are_finite_numbers(tmp_path: Path, y: str) -> None:
     (tmp_path / "answers").write_text(f'{{"request_id": "a", "y": {y}}}\n')
     with pytest.raises(ValueError, match="no finite number"):
         FileCurator(tmp_path / "questions", tmp_path / "answers").query(1, request_id="a")
-
-
-def test_lines_of_strangers(tmp_path: Path) -> None:
-    """What cannot be read is skipped; an id that no file can hold is refused."""
-    questions, answers = tmp_path / "questions", tmp_path / "answers"
-    lines = [
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b'{"request_id": "\\ud800", "index": 3}',
-        b'{"request_id": ["a"], "index": 3}',
-        b'{"request_id": "b", "index": 3}',
-        b'{"request_id": "c", "index": ' + b"9" * 5000 + b"}",
-    ]
-    questions.write_bytes(b"\n".join(lines) + b"\n")
-    answers.write_text('{"request_id": ["b"], "y": 1}\n{"request_id": {"b": 1}}\n')
-    assert answer_questions(curator(), questions, answers) == 2
-    refused, answered = map(json.loads, answers.read_text().splitlines()[2:])
-    assert "error" in refused and answered["request_id"] == "b"
 
 
 def test_reasons_are_short_and_printable(tmp_path: Path) -> None:
@@ -121,20 +88,6 @@ def test_reasons_are_short_and_printable(tmp_path: Path) -> None:
     with pytest.raises(LookupError) as caught:
         FileCurator(tmp_path / "questions", tmp_path / "answers").query(1, request_id="a")
     assert str(caught.value).isprintable() and len(str(caught.value)) < 300
-
-
-@pytest.mark.parametrize(
-    ("index", "request_id", "name"),
-    [(-1, "a", "index"), (1, "", "request_id"), (1, "x" * 129, "request_id")],
-)
-def test_what_the_curator_would_skip_is_not_waited_for(
-    tmp_path: Path, index: int, request_id: str, name: str
-) -> None:
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        FileCurator(tmp_path / "questions", tmp_path / "answers").query(
-            index, request_id=request_id
-        )
-    assert not (tmp_path / "questions").exists()
 
 
 def test_a_search_through_two_files(tmp_path: Path) -> None:
@@ -164,25 +117,25 @@ def test_a_search_through_two_files(tmp_path: Path) -> None:
 def test_bad_lines_are_answered_or_skipped(tmp_path: Path) -> None:
     questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     lines = [
-        "not json",
-        "[1, 2]",
-        json.dumps({"index": 3}),
-        json.dumps({"request_id": "a", "index": 99}),
-        json.dumps({"request_id": "b", "index": "3"}),
-        json.dumps({"request_id": "c"}),
-        json.dumps({"request_id": "d", "index": 3}),
-        json.dumps({"request_id": "d", "index": 4}),
-        json.dumps({"request_id": "e", "index": 4}),
-        '{"request_id": "f", "ind',
+        *(b"not json", b"[1, 2]", b"\xff\xfe", b"[" * 100_000, b'{"index": 3}'),
+        *(b'{"request_id": "\\ud800", "index": 3}', b'{"request_id": ["a"], "index": 3}'),
+        b'{"request_id": "a", "index": 99}',
+        b'{"request_id": "b", "index": "3"}',
+        b'{"request_id": "c", "index": ' + b"9" * 5000 + b"}",
+        b'{"request_id": "d", "index": 3}',
+        b'{"request_id": "d", "index": 4}',
+        b'{"request_id": "e", "index": 4}',
+        b'{"request_id": "f", "ind',
     ]
-    questions.write_text("\n".join(lines))
-    assert answer_questions(curator(), questions, answers) == 5
-    found = {entry["request_id"]: entry for entry in map(json.loads, answers.open())}
+    questions.write_bytes(b"\n".join(lines))
+    answers.write_text('{"request_id": ["b"], "y": 1}\n{"request_id": {"b": 1}}\n')
+    answer_questions(curator(), questions, answers)
+    written = answers.read_text().splitlines()[2:]
+    found = {entry["request_id"]: entry for entry in map(json.loads, written)}
     assert re.fullmatch("[0-9a-f]{16}", found["d"].pop("digest"))
     assert found["d"] == {"request_id": "d", "y": float(X[3, 0])}
     assert "from 0 to 29" in found["a"]["error"]
-    assert "integer" in found["b"]["error"]
-    assert "integer" in found["c"]["error"]
+    assert "integer" in found["b"]["error"] and "f" not in found
     assert found["e"]["y"] == float(X[4, 0])
 
 
@@ -198,15 +151,6 @@ def test_a_failed_measurement_says_nothing_about_it(
     answer_questions(owner, questions, answers)
     assert "could not be measured" in answers.read_text()
     assert "Smith" not in answers.read_text() + caplog.text
-    with pytest.raises(LookupError, match="refused"):
-        FileCurator(questions, answers).query(3, request_id="a")
-
-
-def test_no_question_yet_is_said_in_a_sentence(tmp_path: Path) -> None:
-    questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
-    with pytest.raises(FileNotFoundError, match=r"no file .*questions\.jsonl.* modeler ask first"):
-        answer_questions(curator(), questions, answers)
-    assert not answers.exists()
 
 
 def test_waiting_ends(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.models import FiniteSetGP, public_gp
+from botorch_dp.models import public_gp
 from botorch_dp.outsourced import Answer, InputNoiseRBF, Modeler
 from botorch_dp.privacy import laplace_mechanism
 
@@ -46,13 +45,6 @@ def test_asks_for_the_largest_upper_bound() -> None:
             bound = posterior.mean + math.sqrt(beta) * posterior.variance.sqrt()
             assert bound[index] == pytest.approx(bound.max().item(), abs=1e-6)
         search.tell(index, value(index))
-
-
-def test_finds_the_best_row() -> None:
-    history = modeler().run(value, steps=60)
-    best = max(value(i) for i in range(len(Z)))
-    assert len(history) == 60
-    assert max(answer.y for answer in history) >= best - 0.02
 
 
 def test_learned_hyperparameters_find_it_too() -> None:
@@ -126,44 +118,8 @@ class TestBatches:
         search.tell(other, 5.0)
         assert search.ask() != first[0] or search.ask_batch(2) != first
 
-    def test_the_size_is_checked(self) -> None:
-        for size in (0, len(Z) + 1, 1.5):
-            with pytest.raises((TypeError, ValueError), match="`size`"):
-                modeler().ask_batch(size)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="`batch_size`"):
-            modeler().run(value, steps=3, batch_size=0)
-
-
-def test_shows_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    modeler().run(value, steps=2, progress=True)
-    assert "Outsourced search" in capsys.readouterr().err
-
 
 class TestCheckpoint:
-    def test_resumes_where_it_was_killed(self, tmp_path: Path) -> None:
-        path = tmp_path / "search.run"
-        asked: list[tuple[int, str]] = []
-
-        def dies_on_fourth(index: int, *, request_id: str) -> float:
-            asked.append((index, request_id))
-            if len(asked) == 4:
-                raise Killed
-            return value(index)
-
-        search = modeler()
-        with pytest.raises(Killed):
-            search.run(dies_on_fourth, steps=6, checkpoint=path)
-        search.close()
-        again = modeler()
-        again.resume(path)
-        assert len(again.history) == 3
-        history = again.run(dies_on_fourth, steps=6, checkpoint=path)
-        # The interrupted question is repeated with its own id, so nobody counts it twice.
-        assert asked[4] == asked[3]
-        assert len({request for _, request in asked}) == 6
-        assert history == modeler().run(value, steps=6)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
     def test_refuses_another_data_set(self, tmp_path: Path) -> None:
         path = tmp_path / "search.run"
         search = modeler()
@@ -173,12 +129,6 @@ class TestCheckpoint:
         search.close()
         with pytest.raises(PrivacyError, match="fingerprint of the rows"):
             Modeler(Z + 1, kernel=RBFKernel(), noise_std=0.1, delta=0.1).resume(path)
-
-    def test_refuses_a_damaged_file(self, tmp_path: Path) -> None:
-        path = tmp_path / "search.run"
-        path.write_text("no JSON\n")
-        with pytest.raises(ValueError, match="not a database"):
-            modeler().resume(path)
 
     def test_comes_before_the_first_question(self, tmp_path: Path) -> None:
         search = modeler()
@@ -207,22 +157,12 @@ class TestCheckpoint:
     [
         ({"delta": 0.0}, "`delta`"),
         ({"noise_std": None}, "`noise_std`"),
-        ({"kernel": None}, "`noise_std`"),
-        ({"noise_std": -1.0}, "`noise_std`"),
         ({"mean": math.nan}, "`mean`"),
     ],
 )
 def test_wrong_settings(settings, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         modeler(**settings)
-
-
-@pytest.mark.parametrize(
-    "rows", [torch.zeros(0, 2), torch.tensor([[math.nan]]), torch.zeros(3), [[1.0]], "rows.npz"]
-)
-def test_wrong_rows(rows: torch.Tensor) -> None:
-    with pytest.raises((TypeError, ValueError), match="`Z`"):
-        Modeler(rows, delta=0.1)
 
 
 def test_wrong_answers() -> None:
@@ -278,15 +218,3 @@ class TestInputNoiseRBF:
         torch.testing.assert_close(
             InputNoiseRBF(lengthscale=0.7, noise_std=0.0)(Z, Z).to_dense(), plain(Z, Z).to_dense()
         )
-
-    def test_works_in_the_finite_set_gp(self) -> None:
-        Z = torch.randn(50, 2, dtype=torch.double)
-        gp = FiniteSetGP(Z, kernel=InputNoiseRBF(lengthscale=1.0, noise_std=0.3), noise_std=0.1)
-        gp.observe(7, 1.0)
-        assert gp.mean[7] == pytest.approx(1 / 1.01)
-        assert gp.mean.argmax() == 7
-
-    @pytest.mark.parametrize(("argument", "value"), [("lengthscale", 0.0), ("noise_std", -1.0)])
-    def test_wrong_kernel_arguments(self, argument: str, value: float) -> None:
-        with pytest.raises(ValueError, match=f"`{argument}`"):
-            InputNoiseRBF(**{"lengthscale": 1.0, "noise_std": 1.0, argument: value})

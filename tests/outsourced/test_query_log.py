@@ -1,9 +1,7 @@
-"""Questions and answers survive any restart, and one process holds their file."""
+"""Questions and answers survive any restart."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,7 +12,7 @@ import pytest
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.outsourced import GaussianNoiseCurator, PrivateAnswers, QuestionRefused
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
-from tests.one_draw import PLENTY, Disk, in_fork
+from tests.one_draw import PLENTY
 from tests.outsourced.serving import X, make_curator, measure
 
 
@@ -34,81 +32,25 @@ def test_a_question_is_on_disk_before_its_answer(tmp_path: Path) -> None:
         assert last.num_queries == 1
 
 
-class TestOneHolder:
-    """One process, and one curator in it, holds the file; what a killed one left is found again."""
-
-    def test_a_second_handle_is_refused(self, tmp_path: Path) -> None:
-        path = tmp_path / "log.sqlite"
-        curator = make_curator(log=path)
-        os.symlink(path, tmp_path / "other_name")
-        for name in ("log.sqlite", "other_name"):
-            with pytest.raises(PrivacyError, match="in use"):
-                make_curator(log=tmp_path / name)
-            refused = in_fork(lambda name=name: make_curator(log=tmp_path / name))
-            assert isinstance(refused, PrivacyError)
-        curator.close()
-        make_curator(log=tmp_path / "other_name").close()
-
-    def test_a_killed_process_leaves_its_question_to_the_next(self, tmp_path: Path) -> None:
-        path = tmp_path / "log.sqlite"
-
-        def dies(index: int) -> float:
-            os.kill(os.getpid(), signal.SIGKILL)
-            return 0.0
-
-        assert in_fork(lambda: make_curator(dies, log=path).query(3, request_id="a")) is None
-        curator = make_curator(log=path)
-        assert curator.num_queries == 1
-        assert curator.query(3, request_id="a") == measure(3)
-
-    def test_a_forked_child_is_refused(self, tmp_path: Path) -> None:
-        curator = make_curator(log=tmp_path / "log.sqlite")
-        assert isinstance(in_fork(lambda: curator.query(3, request_id="a")), PrivacyError)
-        assert curator.query(3, request_id="a") == measure(3)
-
-    def test_a_forked_child_in_memory_is_another_curator(self, tmp_path: Path) -> None:
-        """Its draws are charged for themselves."""
-        ledger = PrivacyLedger(tmp_path / "ledger", PLENTY)
+def test_threads_that_ask_the_same_at_once(tmp_path: Path) -> None:
+    """One answer, one charge and one measurement for each id."""
+    measured: list[int] = []
+    with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
         answers = PrivateAnswers(epsilon=0.01, bounds=(0.0, 1.0), ledger=ledger)
-        curator = make_curator(lambda _: 0.5, answers=answers)
-        theirs = in_fork(lambda: curator.query(3, request_id="a"))
-        assert curator.query(3, request_id="a") != theirs
-        assert len(ledger.entries()) == 2
+        curator = make_curator(
+            lambda index: measured.append(index) or 0.5,
+            answers=answers,
+            log=tmp_path / "log.sqlite",
+        )
 
-    def test_threads_that_ask_the_same_at_once(self, tmp_path: Path) -> None:
-        """One answer, one charge and one measurement for each id."""
-        measured: list[int] = []
-        with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
-            answers = PrivateAnswers(epsilon=0.01, bounds=(0.0, 1.0), ledger=ledger)
-            curator = make_curator(
-                lambda index: measured.append(index) or 0.5,
-                answers=answers,
-                log=tmp_path / "log.sqlite",
-            )
+        def asks(_: int) -> list[float]:
+            return [curator.query(index, request_id=f"row {index}") for index in range(5)]
 
-            def asks(_: int) -> list[float]:
-                return [curator.query(index, request_id=f"row {index}") for index in range(5)]
-
-            with ThreadPoolExecutor(4) as pool:
-                found = list(pool.map(asks, range(4)))
-            assert len(set(map(tuple, found))) == 1
-            assert sorted(measured) == list(range(5))
-            assert len(ledger.entries()) == 5
-
-    @pytest.mark.parametrize("at", [1, 2])
-    def test_ctrl_c_behind_a_commit(
-        self, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        curator, disk = make_curator(log=tmp_path / "log.sqlite"), Disk(monkeypatch)
-        disk.at, disk.action = at, disk.interrupt
-        with pytest.raises(KeyboardInterrupt):
-            curator.query(3, request_id="a")
-        disk.at = None
-        assert curator.query(3, request_id="a") == measure(3)
-        curator.close()
-        again = make_curator(log=tmp_path / "log.sqlite")
-        assert again.query(3, request_id="a") == measure(3)
-        assert again.num_queries == 1
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(asks, range(4)))
+        assert len(set(map(tuple, found))) == 1
+        assert sorted(measured) == list(range(5))
+        assert len(ledger.entries()) == 5
 
 
 @pytest.mark.parametrize(

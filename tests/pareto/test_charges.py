@@ -11,7 +11,7 @@ import random
 import sqlite3
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -167,13 +167,10 @@ class TestPaying:
             front.reevaluate(1000)
         assert began(log) == 4
 
-    @pytest.mark.parametrize(
-        "make", [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=FORK)]
-    )
-    def test_elsewhere(self, make: Any, tmp_path: Path) -> None:
+    def test_elsewhere(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         tried = study(Trains(str(log)), storage=tmp_path / "s", replicates=2)
-        with make(3) as pool:
+        with ProcessPoolExecutor(3, mp_context=FORK) as pool:
             tried.run(6, batch_size=3, executor=pool)
         assert tried.ledger is not None
         assert len(tried.ledger.entries()) == began(log) == 12
@@ -302,13 +299,6 @@ class TestForms:
         kept = PrivacyBudget(8.0, 1e-6, summed=0.5)
         assert budget_for(kept, self.loss(PoissonSGDLoss(2.0, 0.02, 100))) is kept
 
-    def test_sums(self) -> None:
-        tried = DPareto(
-            self.loss(ApproximateLoss(1.0, 1e-8)), budget=BUDGET, acquisition="random", seed=0
-        )
-        with pytest.warns(UserWarning, match="is too small for another"):
-            assert len(tried.run(50).trials) == 8
-
 
 class TestPublishing:
     def test_the_price_is_the_ledgers(self, tmp_path: Path) -> None:
@@ -319,10 +309,7 @@ class TestPublishing:
         promised = tried.publication_guarantee()
         assert tried.ledger is not None and promised == tried.ledger.guarantee
         assert promised.epsilon(BUDGET.delta) == BUDGET.epsilon
-        text = str(promised)
-        for condition in ("secret", "without looking at the records"):
-            assert condition in text
-        assert "later" not in text and "fixed as a budget" not in text
+        assert "secret" in str(promised) and "without looking at the records" in str(promised)
         assert "if the test records are public: its cost, (ε = 8, δ = 1e-06)" in front.caption
         assert front.caption == tried.to_frame().attrs["guarantee"]
         assert tried.publication_guarantee("test").void is not None
@@ -332,6 +319,8 @@ class TestPublishing:
         tried.run(5)
         with pytest.raises(PrivacyError, match="test_records_are_public=True"):
             tried.publish()
+        with pytest.raises(PrivacyError, match="has no budget"):
+            study(budget=None).publish()
         released = tried.publish(test_records_are_public=True)
         assert released.value.points.equal(tried.front().points)
         assert "the test records are public" in str(released.guarantee)
@@ -353,12 +342,6 @@ class TestPublishing:
         assert any("record 17" in trial.failure for trial in tried.trials)
         published = tried.publish(test_records_are_public=True).value
         assert [trial.failure for trial in published.trials] == [""] * 3
-
-    def test_a_study_without_a_budget(self) -> None:
-        tried = study(budget=None)
-        tried.run(2)
-        with pytest.raises(PrivacyError, match="has no budget"):
-            tried.publish()
 
 
 class TestRefused:
@@ -408,7 +391,7 @@ class TestKilled:
         while True:
             child = FORK.Process(target=self.run, args=(tmp_path,))
             child.start()
-            child.join(generator.uniform(0.01, 0.35) if kills < 8 else 120)
+            child.join(generator.uniform(0.01, 0.35) if kills < 4 else 120)
             if child.exitcode is not None:
                 assert child.exitcode == 0
                 break
@@ -426,16 +409,6 @@ class TestKilled:
             assert draws <= len(charges) <= draws + kills
             assert 20 <= draws <= 20 + kills
             assert [trial.state for trial in finished.trials] == ["complete"] * 10
-
-    def test_what_was_drawn_and_not_stored_is_charged_again(self, tmp_path: Path) -> None:
-        log = tmp_path / "log"
-        with study(Trains(str(log)), storage=tmp_path / "s") as cut:
-            cut._file.change = lambda *_: 1 / 0  # type: ignore[assignment]
-            with pytest.raises(ZeroDivisionError):
-                cut.run(1)
-        with study(Trains(str(log)), storage=tmp_path / "s") as again:
-            assert again.run(1).trials[0].state == "complete"
-            assert again.ledger is not None and len(again.ledger.entries()) == began(log) == 2
 
     def test_a_copied_study_is_another_run(self, tmp_path: Path) -> None:
         """Two copies of one file on one ledger: each draws for itself, and each is charged."""

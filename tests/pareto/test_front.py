@@ -106,17 +106,6 @@ class TestTables:
             columns["noise"] == [1.0] and columns["epochs"] == [1] and columns["seconds"] == [4.0]
         )
 
-    def test_printed_with_its_price(self) -> None:
-        text = str(front(FIVE))
-        assert text.splitlines()[-1] == front(FIVE).caption
-        assert "ε = 12 for one record" in text and len(text.splitlines()) == 6
-
-    def test_frame(self) -> None:
-        pandas = pytest.importorskip("pandas")
-        frame = front(FIVE).to_frame()
-        assert isinstance(frame, pandas.DataFrame) and len(frame) == 4
-        assert frame.attrs["guarantee"] == front(FIVE).caption
-
 
 class TestReevaluate:
     def study(self, train: Any = toy.utility) -> DPareto:
@@ -205,13 +194,9 @@ class TestReevaluate:
         assert all(config["epochs"] <= 5 for config in again.configs)
         assert again.guarantee.epsilon() > observed.guarantee.epsilon()
 
-    def test_without_a_study(self) -> None:
-        with pytest.raises(ValueError, match="has no study"):
-            front(FIVE).reevaluate(3)
+    def test_a_front_travels_without_its_study(self) -> None:
         with pytest.raises(ValueError, match="`replicates`"):
             self.study().run(2).reevaluate(0)
-
-    def test_a_front_travels_without_its_study(self) -> None:
         observed = self.study().run(4)
         travelled = pickle.loads(pickle.dumps(observed))
         assert travelled.points.equal(observed.points)

@@ -31,33 +31,17 @@ class TestArguments:
         [
             ({"train": None}, ValueError, "either `utility` or"),
             ({"batched": Batched(replicates=toy.utility)}, ValueError, "either `utility` or"),
-            ({"ref_point": (0.0, 1.0)}, ValueError, r"`ref_point\[0\]`"),
-            ({"ref_point": (math.inf, 1.0)}, ValueError, r"`ref_point\[0\]`"),
-            ({"ref_point": (10.0, 1.5)}, ValueError, r"`ref_point\[1\]`"),
             ({"ref_point": (10.0, math.nan)}, ValueError, r"`ref_point\[1\]`"),
-            ({"replicates": 0}, ValueError, "`replicates`"),
-            ({"delta": 1.0}, ValueError, "`delta`"),
+            ({"objectives": [Objective("time", 1.0)] * 2}, ValueError, "different names"),
         ],
     )
     def test_wrong(self, options: dict[str, Any], error: type[Exception], match: str) -> None:
         with pytest.raises(error, match=match):
             toy.problem(**options)
 
-    def test_objectives_need_names_of_their_own(self) -> None:
-        with pytest.raises(ValueError, match="different names"):
-            toy.problem(objectives=[Objective("time", 1.0), Objective("time", 2.0)])
-        with pytest.raises(ValueError, match="`name`"):
-            Objective("error", 1.0)
-        with pytest.raises(ValueError, match="`ref_point`"):
-            Objective("time", 0.0)
-        assert Objective("balance", 0.0, log=False).ref_point == 0.0
-
 
 class TestEpsilon:
-    def test_value(self) -> None:
-        assert toy.problem().epsilon(CONFIG) == 1.0
-
-    @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "one", None, 1j])
+    @pytest.mark.parametrize("value", [-1.0, math.nan, None])
     def test_nonsense(self, value: object) -> None:
         with pytest.raises(InvalidEpsilonError, match="finite epsilon >= 0"):
             toy.problem(privacy=lambda config: value).epsilon(CONFIG)
@@ -79,21 +63,11 @@ class TestEpsilon:
 
 
 class TestMeasurement:
-    def test_numbers(self) -> None:
-        assert toy.problem().measurement(0.25, 3.0) == Measurement(0.25, (), 3.0)
-        assert toy.problem().measurement(np.float32(0.5)).utility == 0.5
-        assert toy.problem().measurement(1).utility == 1.0
-
-    @pytest.mark.parametrize("answer", [math.nan, -0.01, 1.01, 87.5, math.inf])
+    @pytest.mark.parametrize("answer", [math.nan, -0.01, 87.5])
     def test_out_of_range_is_not_quoted(self, answer: float) -> None:
         with pytest.raises(InvalidUtilityError, match=r"\[0, 1\]") as caught:
             toy.problem().measurement(answer)
         assert str(answer) not in str(caught.value)
-
-    @pytest.mark.parametrize("answer", ["half", None, [0.5], (0.5, {})])
-    def test_not_a_number(self, answer: Any) -> None:
-        with pytest.raises(InvalidUtilityError, match="such as float"):
-            toy.problem().measurement(answer)
 
     def test_measured_objectives(self) -> None:
         size = Objective("size", 100.0, function=lambda config: float(config["epochs"]))
@@ -104,9 +78,6 @@ class TestMeasurement:
         for wrong in (0.5, (0.5, {"tim": 2.0}), (0.5, {"time": 0.0}), (0.5, {"time": math.nan})):
             with pytest.raises(InvalidUtilityError):
                 problem.measurement(wrong)
-
-    def test_repr_shows_no_private_value(self) -> None:
-        assert "0.123" not in repr(Measurement(0.123, (), 0.5))
 
 
 class TestPromise:
@@ -171,28 +142,6 @@ def test_name_and_description_identify_the_problem(tmp_path: Path) -> None:
 
 
 class TestTrial:
-    def test_properties(self) -> None:
-        trial = Trial(
-            number=3,
-            config={"noise": 1.0, "epochs": 4},
-            seeds=(11, 12, 13),
-            epsilon=2.0,
-            measurements=(Measurement(0.5, (), 1.0), None, Measurement(0.7, (), 2.0)),
-            fresh={3: Measurement(0.1)},
-            failure="OSError: a record",
-            failed_trainings=2,
-        )
-        assert trial.missing == (1,) and trial.missing_seeds == (12,)
-        assert trial.utilities == (0.5, 0.7)
-        assert trial.error == pytest.approx(0.4)
-        assert trial.seconds == 3.0
-        assert trial.num_trainings == 5
-        assert "0.5" not in repr(trial), "a sensitive value in a repr"
-
-    def test_nothing_measured(self) -> None:
-        trial = Trial(0, {}, (1, 2), 1.0)
-        assert math.isnan(trial.error) and trial.missing == (0, 1) and trial.num_trainings == 0
-
     def test_a_failure(self) -> None:
         trial = Trial(0, {}, (7,), 1.0)
         failed = trial.failed(OSError("record 17"), trainings=2)

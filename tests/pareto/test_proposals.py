@@ -26,7 +26,6 @@ from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.proposals import (
     NothingAffordableError,
     Proposer,
-    _steps_from,
     expected_hypervolume_improvement,
     propose,
 )
@@ -48,9 +47,8 @@ class TestExpectedHypervolumeImprovement:
     means = torch.tensor([[0.6, 0.7], [0.1, 0.2], [1.2, 0.3], [-0.5, 2.0]], dtype=torch.double)
     cells = FastNondominatedPartitioning(ref_point, Y=front).get_hypercell_bounds()
 
-    @pytest.mark.parametrize("stds", [(0.3, 0.2), (0.5, 1.0)])
-    def test_against_botorch(self, stds: tuple[float, float]) -> None:
-        std = torch.tensor([stds], dtype=torch.double).expand_as(self.means)
+    def test_against_botorch(self) -> None:
+        std = torch.tensor([[0.3, 0.2]], dtype=torch.double).expand_as(self.means)
         ours = expected_hypervolume_improvement(self.means, std, self.cells, [identity] * 2)
         # BoTorch's closed form wants one batch of points at a time.
         model = MockModel(
@@ -76,6 +74,7 @@ class TestExpectedHypervolumeImprovement:
             joined = torch.cat([self.front, mean.unsqueeze(0)])
             assert gain == pytest.approx(dominated_volume(-joined, [0.0, 0.0]) - volume)
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("epsilon_scale", ["linear", "log"])
     def test_known_epsilon_and_logit_error_against_monte_carlo(self, epsilon_scale: str) -> None:
         problem = toy.problem()
@@ -157,6 +156,7 @@ class TestPurity:
         assert first == propose(Proposer(problem, seed=1, **options), trials, initial=2)
         assert problem.space.check(first) == first
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("privacy_model", ["exact", "gp"])
     def test_models_are_fitted_once_for_what_is_proposed_together(
         self, privacy_model: Any, monkeypatch: pytest.MonkeyPatch
@@ -249,6 +249,7 @@ class TestBest:
         ):
             proposed(problem, self.trials, 2)
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi", "log_hvpoi"])
     def test_no_point_dominates_the_reference(self, acquisition: str) -> None:
         """EHVI has no incumbents then, and HVPoI is zero wherever the mean is no better."""
@@ -273,6 +274,7 @@ class TestBudget:
             least = self.least if exact else self.guess
             return [config["noise"] >= least for config in configs]
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("acquisition", ["ehvi", "random", "grid"])
     @pytest.mark.parametrize("guess", [3.0, 2.9])
     def test_only_what_is_affordable_is_proposed(self, acquisition: str, guess: float) -> None:
@@ -291,16 +293,6 @@ class TestBudget:
 
 
 class TestPending:
-    def test_pending_and_failed_trials_are_not_proposed_again(self) -> None:
-        problem = toy.problem()
-        trials = complete_trials(problem, 10)
-        first = proposed(problem, trials)
-        for state in ("pending", "failed"):
-            waiting = replace(trials[0], number=10, config=first, state=state, measurements=(None,))
-            second = proposed(problem, [*trials, waiting])
-            distance = torch.dist(*problem.space.encode([first, second]))
-            assert distance > 0.05, state
-
     def test_a_failing_region_is_left(self) -> None:
         """The model never sees a failure, and yet does not propose the same config for ever."""
         problem = toy.problem()
@@ -363,6 +355,7 @@ def mixed_problem(**options: Any) -> PrivacyUtilityProblem:
 
 
 class TestChoicesAndConstraints:
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi", "log_hvpoi", "random", "grid"])
     def test_every_acquisition_copes(self, acquisition: Any) -> None:
         problem = mixed_problem(constraints=[lambda c: c["kind"] != "fair" or c["x"] < 0.5])
@@ -380,13 +373,6 @@ class TestChoicesAndConstraints:
             study.run(14, initial=6)
             assert {trial.config["kind"] for trial in study.trials[10:]} == {"good"}
             assert study.recommend(1.0).config["kind"] == "good"
-
-    def test_steps_reach_every_value(self) -> None:
-        space = mixed_problem().space
-        starts = space.encode([{"x": 0.5, "kind": "poor"}])
-        codes = _steps_from(space, starts, (0.02,), 200, torch.Generator())
-        kinds = [config["kind"] for config in space.decode(codes)]
-        assert set(kinds) == {"poor", "fair", "good"} and kinds.count("poor") > len(kinds) / 2
 
     def test_nothing_satisfies_the_constraints(self) -> None:
         problem = mixed_problem(constraints=[lambda config: False])

@@ -88,11 +88,3 @@ class TestRecommended:
         point = recommended(proposer(problem), trials, 0.5)
         assert point.epsilon <= 0.5
         assert point.config["x"] == pytest.approx(2.0, abs=0.1)
-
-
-def test_printed_point_says_what_it_is() -> None:
-    problem = toy.problem()
-    point = recommended(proposer(problem), complete_trials(problem, 12), 1.0)
-    assert "do not publish" in str(point) and "95% interval" in str(point)
-    assert "exact" in str(point) and "not trained yet" in str(point)
-    assert "error" not in repr(point)

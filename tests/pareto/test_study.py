@@ -31,12 +31,7 @@ class TestArguments:
         ("options", "error", "match"),
         [
             ({"acquisition": "ei"}, ValueError, "`acquisition` must be one of"),
-            ({"privacy_model": "guess"}, ValueError, "`privacy_model` must be one of"),
-            ({"epsilon_scale": "square"}, ValueError, "`epsilon_scale` must be one of"),
-            ({"seed": -1}, ValueError, "`seed`"),
-            ({"seed": 1.5}, TypeError, "`seed`"),
             ({"candidates": 1}, ValueError, "`candidates`"),
-            ({"acquisition": "grid", "grid_levels": 0}, ValueError, "`levels`"),
             ({"storage": "nowhere/study.sqlite"}, StudyError, "does not exist"),
         ],
     )
@@ -49,23 +44,6 @@ class TestArguments:
         with pytest.raises(ValueError, match="`levels`"):
             study(storage=path, acquisition="grid", grid_levels=0)
         study(storage=path).close()
-
-
-REFUSED_BY_RUN: list[tuple[dict[str, Any], str]] = [
-    *(
-        ({name: value}, f"`{name}`")
-        for name in ("trials", "initial", "batch_size")
-        for value in (0, -3, 2.5, "4")
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "match"), REFUSED_BY_RUN)
-def test_a_run_refuses_before_anything_begins(options: dict[str, Any], match: str) -> None:
-    refusing = study()
-    with pytest.raises((ValueError, TypeError), match=match):
-        refusing.run(**({"trials": 4} | options))
-    assert not refusing.trials
 
 
 class TestRun:
@@ -100,6 +78,7 @@ class TestRun:
         front = study(problem, acquisition="ehvi").run(6, initial=2)
         assert len(front) == 1 and len(front.trials) == 6
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("acquisition", ["ehvi", "hvpoi"])
     def test_further_objectives(self, acquisition: Any) -> None:
         problem = toy.problem(
@@ -255,18 +234,7 @@ class TestTable:
         assert frame["epsilon"][8] == waiting.epsilon and np.isnan(frame["error"][8])
         failed = frame[frame["state"] == "failed"]
         assert set(failed["failure"]) == {"OSError"} and (failed["trainings"] > 0).all()
-        assert frame["trainings"][8] == 0
-        complete = [trial for trial in tried.trials if trial.state == "complete"]
-        assert list(frame[frame["state"] == "complete"]["error"]) == [t.error for t in complete]
         assert "costs" in frame.attrs["guarantee"]
-        assert list(frame["noise"]) == [trial.config["noise"] for trial in tried.trials]
-
-    def test_nothing_yet(self) -> None:
-        tried = study(objectives=[Objective("time", 60.0)])
-        assert len(tried.to_frame()) == 0
-        tried.ask()
-        frame = tried.to_frame()
-        assert "Nothing was trained" in frame.attrs["guarantee"] and np.isnan(frame["time"][0])
 
 
 def test_a_closed_study_still_shows_its_trials(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import time
 import dp_accounting as dpa
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 
 from botorch_dp.errors import PrivacyError
@@ -81,8 +81,6 @@ class TestFixedBatches:
         [
             # Noise in units of the sensitivity, which is twice the clipping norm.
             (1.0, 256, 32561, 1000, "1.692"),
-            (2.0, 256, 32561, 1000, "0.553"),
-            (0.5, 256, 32561, 1000, "12.10"),
             (2.0, 600, 60000, 10000, "2.562"),
             (2.0, 32, 569, 100, "1.361"),
         ],
@@ -104,10 +102,7 @@ class TestFixedBatches:
         below = their_poisson_epsilon(z, batch / records, steps, 1e-5, ADD)
         assert below < dp_sgd_epsilon(**run)
 
-    def test_the_lower_bound_of_an_explicit_data_set(self) -> None:
-        below = their_poisson_epsilon(1.0, 256 / 32561, 1000, 1e-5, ADD)
-        assert below == pytest.approx(1.409, abs=1e-3)
-
+    @pytest.mark.one_in(4)
     @pytest.mark.parametrize("seed", range(4))
     def test_never_below_the_data_set_nor_above_the_papers_bound(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -145,6 +140,7 @@ class TestEveryWay:
             )
             assert epsilon <= gaussian_epsilon(4 / z * way["relation"].sum_sensitivity, 1e-6)
 
+    @pytest.mark.one_in(3)
     def test_grows_with_steps_and_batches_and_falls_with_noise_and_delta(self, way: dict) -> None:
         def epsilons(name: str, values: list[float]) -> np.ndarray:
             return np.array(
@@ -176,12 +172,11 @@ class TestEveryWay:
         mu = math.sqrt(steps) / z * way["relation"].sum_sensitivity
         assert 0 <= epsilon <= gaussian_epsilon(mu, 1e-5)
 
-    @pytest.mark.parametrize("z", [1e-12, 1e-100, 1e-300])
-    @pytest.mark.parametrize("batch", [1, 10])
-    def test_hardly_any_noise_is_infinite(self, way: dict, z: float, batch: int) -> None:
-        run = {"batch_size": batch, "num_records": 10, "steps": 100, "delta": 1e-5, **way}
+    @pytest.mark.parametrize("z", [1e-12, 1e-300])
+    def test_hardly_any_noise_is_infinite(self, way: dict, z: float) -> None:
+        run = {"batch_size": 1, "num_records": 10, "steps": 100, "delta": 1e-5, **way}
         assert dp_sgd_epsilon(noise_multiplier=z, **run) == math.inf
-        many = dp_sgd_epsilons([z, 1.0], batch, 100, num_records=10, delta=1e-5, **way)
+        many = dp_sgd_epsilons([z, 1.0], 1, 100, num_records=10, delta=1e-5, **way)
         assert many[0] == math.inf and math.isfinite(many[1])
 
 
@@ -194,29 +189,8 @@ class TestPoisson:
         )
 
     @pytest.mark.parametrize(
-        ("relation", "z", "batch", "steps"),
-        [
-            (ADD, 1.0, 256, 1000),
-            pytest.param(REPLACE, 1.0, 256, 1000, marks=pytest.mark.slow),
-            pytest.param(REPLACE, 0.7, 64, 300, marks=pytest.mark.slow),
-            pytest.param(ADD, 0.7, 64, 300, marks=pytest.mark.slow),
-        ],
-    )
-    def test_equals_dp_accounting(
-        self, relation: NeighboringRelation, z: float, batch: int, steps: int
-    ) -> None:
-        event = dpa.PoissonSampledDpEvent(batch / 32561, dpa.GaussianDpEvent(z))
-        theirs = PLDAccountant(THEIRS[relation]).compose(event, steps).get_epsilon(1e-5)
-        run = {**ADULT, "batch_size": batch, "steps": steps, "relation": relation}
-        assert dp_sgd_epsilon(noise_multiplier=z, **run) == pytest.approx(theirs, rel=4e-4)
-        below = their_poisson_epsilon(
-            z, batch / 32561, steps, 1e-5, relation, interval=2e-5, from_above=False
-        )
-        assert below < dp_sgd_epsilon(noise_multiplier=z, **run)
-
-    @pytest.mark.parametrize(
         ("seed", "number"),
-        [(0, 8), *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(1, 9))],
+        [(0, 6), *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(1, 9))],
     )
     def test_random_settings_agree_with_dp_accounting(self, seed: int, number: int) -> None:
         """Never below their bound from below, and hardly above theirs from above.
@@ -264,12 +238,6 @@ class TestPoisson:
         assert exact <= 1e-6
         assert sampled_gaussian_delta(z, batch / 1000, 0.999 * epsilon) > 1e-6
 
-    def test_a_million_steps_of_one_record(self) -> None:
-        run = {"batch_size": 1, "num_records": 10**5, "steps": 10**6, "delta": 1e-6}
-        for relation in (REPLACE, ADD):
-            epsilon = dp_sgd_epsilon(noise_multiplier=1.0, relation=relation, **run)
-            assert 0 < epsilon < 0.2
-
     def test_is_faster_than_dp_accounting(self) -> None:
         run = {**ADULT, "relation": REPLACE}
         dp_sgd_epsilon(noise_multiplier=0.9, **run)
@@ -304,10 +272,6 @@ class TestNoiseMultiplier:
         assert dp_sgd_epsilon(noise_multiplier=z, **run) <= epsilon
         assert dp_sgd_epsilon(noise_multiplier=z * (1 - 3e-5), **run) > epsilon
 
-    def test_the_noise_of_fixed_batches(self) -> None:
-        run = {"epsilon": 1.0, **ADULT, **FIXED}
-        assert dp_sgd_noise_multiplier(**run) == pytest.approx(2 * 1.34, abs=0.01)
-
     def test_poisson_batches_so_rare_that_noise_hardly_matters(self) -> None:
         # A record that is never drawn with probability 1 - delta needs no noise for epsilon = 0.
         run = {"batch_size": 1, "num_records": 100, "steps": 1, "delta": 0.1}
@@ -320,11 +284,6 @@ class TestNoiseMultiplier:
         z = dp_sgd_noise_multiplier(epsilon=epsilon, **ADULT)
         assert dp_sgd_epsilon(noise_multiplier=z, **ADULT) <= epsilon
         assert dp_sgd_epsilon(noise_multiplier=0.999 * z, **ADULT) > epsilon
-
-    @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-    def test_refuses_bad_targets(self, bad: float) -> None:
-        with pytest.raises(ValueError, match="`epsilon`"):
-            dp_sgd_noise_multiplier(epsilon=bad, **ADULT)
 
 
 class TestManyAtOnce:
@@ -366,27 +325,13 @@ class TestManyAtOnce:
             dp_sgd_epsilon(noise_multiplier=a, batch_size=b, steps=c, **run)
         assert together < 512 / 64 * (time.process_time() - start)
 
-    def test_full_batches_and_none(self) -> None:
-        many = dp_sgd_epsilons([5.0, 5.0], [10, 5], 16, num_records=10, delta=1e-6)
-        assert many[0] == gaussian_epsilon(2 * 4 / 5, 1e-6)
-        assert many[1] < many[0]
-        assert dp_sgd_epsilons([], [], [], num_records=10, delta=1e-6).shape == (0,)
-
-    def test_settings_broadcast(self) -> None:
-        many = dp_sgd_epsilons([1.0, 2.0], [10], [100], num_records=100, delta=1e-5)
-        assert many.shape == (2,)
-        assert many[0] > many[1]
-
     @pytest.mark.parametrize(
         ("noise", "batches", "steps", "name"),
         [
-            ([0.0], [1], [1], "noise_multipliers"),
             ([math.nan], [1], [1], "noise_multipliers"),
-            ([1.0], [0], [1], "batch_sizes"),
             ([1.0], [101], [1], "batch_sizes"),
             ([1.0], [1.5], [1], "batch_sizes"),
             ([1.0], [1], [0], "steps"),
-            ([[1.0]], [1], [1], "one-dimensional"),
         ],
     )
     def test_refuses_wrong_settings(
@@ -413,30 +358,15 @@ def test_fixed_batches_have_no_epsilon_for_an_added_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "error"),
+    ("name", "value"),
     [
-        ("noise_multiplier", 0.0, ValueError),
-        ("noise_multiplier", math.inf, ValueError),
-        ("noise_multiplier", math.nan, ValueError),
-        ("batch_size", 0, ValueError),
-        ("batch_size", 32562, ValueError),
-        ("batch_size", 2.5, TypeError),
-        ("num_records", 0, ValueError),
-        ("steps", 0, ValueError),
-        ("steps", 1.0, TypeError),
-        ("delta", 0.0, ValueError),
-        ("delta", 1.0, ValueError),
-        ("sampling", "shuffle", ValueError),
-        ("relation", NeighboringRelation.BOUNDED_ROW, ValueError),
+        *(("noise_multiplier", math.nan), ("batch_size", 32562), ("batch_size", 2.5), ("steps", 0)),
+        *(("delta", 1.0), ("sampling", "shuffle"), ("relation", NeighboringRelation.BOUNDED_ROW)),
     ],
 )
-@pytest.mark.parametrize("sampling", ["without_replacement", "poisson"])
-def test_errors_name_the_argument(
-    name: str, value: object, error: type[Exception], sampling: str
-) -> None:
-    arguments = {"noise_multiplier": 1.0, **ADULT, "sampling": sampling, name: value}
-    with pytest.raises(error, match=f"`{name}`"):
-        dp_sgd_epsilon(**arguments)
+def test_errors_name_the_argument(name: str, value: object) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"`{name}`"):
+        dp_sgd_epsilon(**{"noise_multiplier": 1.0, **ADULT, name: value})
 
 
 def test_a_training_is_one_record_of_its_privacy() -> None:

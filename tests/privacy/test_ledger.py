@@ -26,12 +26,10 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedBatchSGDLoss,
-    GaussianLoss,
     LaplaceLoss,
     PureLoss,
 )
 from botorch_dp.privacy.pld.gaussian import gaussian_epsilon, gaussian_mu
-from botorch_dp.privacy.rounding import rounded_up, sqrt_below
 from tests.privacy.charging import REPLACE, accepts, balance_of, gaussian, guarantee, pure
 from tests.test_refusals import ENTRIES, Records
 
@@ -88,13 +86,6 @@ def test_gaussian_charges_add_up_in_squares() -> None:
         assert not accepts(ledger, gaussian(limit / 1000))
 
 
-def test_composed_gaussian_costs_what_its_parts_do() -> None:
-    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
-        entry = ledger.charge(guarantee(GaussianLoss(0.03), GaussianLoss(0.04)))
-        assert (entry.epsilon, entry.delta, entry.mu) == (0.0, 0.0, pytest.approx(0.05))
-        assert Fraction(entry.mu) ** 2 >= Fraction(0.03) ** 2 + Fraction(0.04) ** 2
-
-
 def test_pure_charge_in_a_gaussian_ledger_counts_as_gdp() -> None:
     """Tight, but dear: 0.3-DP alone takes more than (1.6, 1e-6) there."""
     with PrivacyLedger(budget=PrivacyBudget(2.0, 1e-6, summed=0)) as ledger:
@@ -103,19 +94,6 @@ def test_pure_charge_in_a_gaussian_ledger_counts_as_gdp() -> None:
         assert entry.mu == pytest.approx(by_hand, rel=1e-12) and entry.mu >= by_hand
         assert ledger.spent()[0] == pytest.approx(1.65, abs=0.01)
         assert entry.epsilon == entry.delta == 0
-
-
-def test_remaining_can_be_granted() -> None:
-    budget = PrivacyBudget(2.0, 1e-6, summed=(0.5, 0.0))
-    with PrivacyLedger(budget=budget) as ledger:
-        ledger.charge(pure(0.2))
-        ledger.charge(gaussian(0.15))
-        epsilon, delta = ledger.remaining()
-        ledger.charge(pure(0.3))
-        ledger.charge(gaussian(gaussian_mu(epsilon - 0.3, delta)))
-        assert ledger.remaining()[0] == pytest.approx(0.0, abs=1e-3)
-        assert not accepts(ledger, gaussian(0.05))
-        assert ledger.spent()[0] <= 2.0
 
 
 def test_dp_sgd_is_charged_at_a_named_delta() -> None:
@@ -147,28 +125,6 @@ def test_first_charge_decides_for_good(tmp_path: Path) -> None:
         ledger.charge(gaussian(0.1))
         with pytest.raises(BudgetExhausted, match="first charge, a Gaussian one"):
             ledger.charge(guarantee(ApproximateLoss(0.01, 1e-9)))
-
-
-def test_refused_first_charge_decides_nothing() -> None:
-    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
-        add_or_remove = guarantee(PureLoss(2.0), relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
-        assert not accepts(ledger, add_or_remove)
-        assert ledger.compartments() is None and ledger.relation is None
-        assert accepts(ledger, gaussian(0.1))
-
-
-def test_budget_without_delta_refuses_gaussian_noise() -> None:
-    with PrivacyLedger(budget=PrivacyBudget(1.0)) as ledger:
-        with pytest.raises(PrivacyError, match="needs a budget with delta > 0"):
-            ledger.charge(gaussian(1e-9))
-        assert ledger.entries() == []
-        assert accepts(ledger, pure(1.0))
-
-
-def test_mixed_guarantee_is_charged_to_both() -> None:
-    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6, summed=(0.5, 0.0))) as ledger:
-        entry = ledger.charge(guarantee(PureLoss(0.25), GaussianLoss(0.05)))
-        assert (entry.epsilon, entry.delta, entry.mu) == (0.25, 0.0, 0.05)
 
 
 def trading_deltas(mu: float, epsilon: float, delta: float) -> tuple[float, float, float]:
@@ -220,15 +176,6 @@ def test_worthless_guarantees_are_refused() -> None:
         assert ledger.entries() == [] and ledger.spent() == (0.0, 0.0)
 
 
-def test_numbers_as_labels_and_keys_do_not_damage_the_ledger(tmp_path: Path) -> None:
-    path = tmp_path / "a.ledger"
-    with PrivacyLedger(path, PrivacyBudget(1.0)) as ledger:
-        value = ledger.release(pure(0.1), lambda: 7.0, key=3, label=4)  # type: ignore[arg-type]
-    with PrivacyLedger(path) as ledger:
-        assert [(e.label, e.key) for e in ledger.entries()] == [("4", "3")]
-        assert ledger.release(pure(0.1), lambda: 8.0, key="3") == value
-
-
 def test_relations_do_not_mix(tmp_path: Path) -> None:
     other = guarantee(PureLoss(0.1), relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     path = tmp_path / "a.ledger"
@@ -245,20 +192,6 @@ def test_relations_do_not_mix(tmp_path: Path) -> None:
         ledger.charge(other)
 
 
-def test_every_charge_is_a_charge(tmp_path: Path) -> None:
-    """A key names a released value; see the tests of the release store. A charge alone has none."""
-    path = tmp_path / "a.ledger"
-    with PrivacyLedger(path, PrivacyBudget(1.0, 1e-6)) as ledger:
-        ledger.charge(pure(0.25), label="a score")
-    with PrivacyLedger(path) as ledger:
-        ledger.charge(pure(0.25), label="a score")
-        assert ledger.spent() == (0.5, 0.0)
-        ledger.release(pure(0.25), lambda: 1.0, key="trial 1", label="a score")
-        ledger.release(pure(0.25), lambda: 2.0, key="trial 1", label="another label")
-        assert ledger.spent() == (0.75, 0.0)
-        assert [entry.key for entry in ledger.entries()] == [None, None, "trial 1"]
-
-
 def test_guarantee_states_the_budget_and_all_conditions() -> None:
     conditional = Guarantee(
         "guess", PrivacyUnit(), (PureLoss(0.1),), assumptions=("the moon is full",)
@@ -271,45 +204,6 @@ def test_guarantee_states_the_budget_and_all_conditions() -> None:
         ledger.charge(conditional)
         assert ledger.guarantee.status == "conditional"
         assert "the moon is full" in str(ledger.guarantee)
-
-
-def test_printed_as_a_sentence_and_a_table_of_costs() -> None:
-    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6, summed=(0.5, 0.0))) as ledger:
-        whole = "the budget (ε = 1, δ = 1e-06)"
-        assert str(ledger) == ledger.summary() == f"Nothing of {whole} is spent."
-        ledger.release(pure(0.25), lambda: 1.0, key="week 47", label="best score")
-        ledger.charge(gaussian(0.5 * ledger.mu_left()))
-        summary, empty, head, first, second = str(ledger).splitlines()
-        epsilon, delta = map(rounded_up, ledger.spent())
-        assert summary == (
-            f"(ε = {epsilon}, δ = {delta}) of {whole} is spent, by 2 charges; you can still make "
-            "one Laplace release of at most ε = 0.25, or one Gaussian release of at most "
-            "ε = 0.4286 at δ = 1e-06."
-        )
-        assert not empty and head.split() == ["date", "what", "label", "key", "cost"]
-        assert first.split()[1:] == [
-            *["test", "mechanism", "best", "score", "week", "47", "ε", "=", "0.25"]
-        ]
-        assert second.split()[1:4] == ["test", "mechanism", "μ"]
-
-
-@pytest.mark.parametrize("budget", [PrivacyBudget(0.3), PrivacyBudget(0.3, 1e-6, summed=0)])
-def test_a_budget_of_ten_equal_parts_is_used_up(budget: PrivacyBudget) -> None:
-    with PrivacyLedger(budget=budget) as ledger:
-        each = pure(0.03)
-        if budget.delta:
-            each = gaussian(sqrt_below(Fraction(ledger.mu_left()) ** 2 / 10))
-        for _ in range(10):
-            ledger.charge(each, label="a count")
-        assert ledger.summary().endswith(" is spent, by 10 charges.")
-        assert ledger.remaining()[0] == ledger.mu_left() == 0
-        with pytest.raises(BudgetExhausted) as refused:
-            ledger.charge(each, label="a count")
-    assert str(refused.value).startswith(
-        f"The budget (ε = 0.3, δ = {budget.delta:g}) is used up: 10 charges were made, all of them "
-        "for 'a count'. No record was read this time and nothing was charged; "
-    )
-    assert "e-1" not in str(refused.value) and refused.value.remaining[0] == 0
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -383,15 +277,3 @@ def test_a_refusal_speaks_of_the_users_epsilon_and_of_what_is_left() -> None:
             gaussian_mechanism(0.5, sensitivity=1.0, epsilon=2.0, delta=1e-7, ledger=ledger)
         assert "costs (ε = 2, δ = 1e-07), here (ε = 1.65" in str(refused.value)
         assert "at most (ε = 1, δ = 5e-06) is left for Gaussian noise" in str(refused.value)
-
-
-def test_a_refusal_for_want_of_a_share_says_how_to_have_one() -> None:
-    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
-        ledger.charge(pure(0.1))
-        with pytest.raises(BudgetExhausted) as refused:
-            ledger.charge(gaussian(0.1))
-    assert str(refused.value).startswith(
-        "None of the budget (ε = 1, δ = 1e-06) is available for Gaussian noise: the first charge, "
-        "one without Gaussian noise, reserved all of it. A ledger with PrivacyBudget(1, 1e-06, "
-        "summed=0.3) allows both."
-    )

@@ -8,7 +8,6 @@ import os
 import shutil
 import sqlite3
 import threading
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -28,20 +27,6 @@ def append(storage: LedgerFile, *cost: float, key: str | None = None) -> tuple:
 # Rows and sums
 
 
-def test_rows_are_numbered_and_summed_exactly() -> None:
-    storage = LedgerFile(":memory:", BUDGET)
-    assert storage.totals().count == 0 and storage.rows() == []
-    rows = [append(storage, 0.1, 1e-9, 0.5), append(storage, 1e-20, 0.0, 0.25, key="k")]
-    assert [row[0] for row in rows] == [1, 2]
-    assert storage.rows() == rows
-    totals = storage.totals()
-    assert totals.count == 2
-    assert totals.epsilon == Fraction(0.1) + Fraction(1e-20)
-    assert totals.delta == Fraction(1e-9)
-    assert totals.mu_squared == Fraction(5, 16)
-    assert [row[-1] for row in storage.rows()] == [None, "k"]
-
-
 def test_digest_by_hand() -> None:
     row = (1, "then", "a label", "{}", 0.5, 0.0, 0.25)
     fields = ["before", 1, "then", "a label", "{}", "0x1.0000000000000p-1", "0x0.0p+0"]
@@ -55,21 +40,6 @@ def test_digest_by_hand() -> None:
     assert row_digest("other", (*row, None)) != row_digest("before", (*row, None))
 
 
-def test_each_handle_sees_what_others_append(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.ledger")
-    first, second = LedgerFile(path, BUDGET), LedgerFile(path, None)
-    assert second.budget == BUDGET
-    append(first, 0.25, 0.0, 0.0)
-    assert second.totals().epsilon == Fraction(1, 4)
-    append(second, 0.5, 0.0, 0.0)
-    append(first, 0.125, 0.0, 0.0)
-    assert first.totals() == second.totals()
-    assert [row[4] for row in second.rows()] == [0.25, 0.5, 0.125]
-    for storage in (first, second):
-        storage.close()
-        assert storage.closed
-
-
 def test_a_failed_decision_leaves_nothing() -> None:
     storage = LedgerFile(":memory:", BUDGET)
     before = storage.totals()
@@ -80,42 +50,6 @@ def test_a_failed_decision_leaves_nothing() -> None:
     assert storage.settled() == {} and storage.rows() == []
     assert storage.totals() == before
     assert append(storage, 0.25, 0.0, 0.0)[0] == 1
-
-
-def test_a_choice_is_made_once() -> None:
-    storage = LedgerFile(":memory:", BUDGET)
-    with storage.transaction():
-        storage.settle("summed", "all")
-    with pytest.raises(PrivacyError, match="only grows"), storage.transaction():
-        storage.settle("summed", "nothing")
-    assert storage.settled() == {"summed": "all"}
-
-
-def test_a_storage_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PrivacyError, match=r"no ledger at .*`budget="):
-        LedgerFile(str(tmp_path / "a.ledger"), None)
-    with pytest.raises(PrivacyError, match="Pass `budget="):
-        LedgerFile(":memory:", None)
-    storage = LedgerFile(":memory:", BUDGET)
-    storage.close()
-    storage.close()
-    for use in (storage.totals, storage.rows, lambda: append(storage, 0.1, 0.0, 0.0)):
-        with pytest.raises(PrivacyError, match="closed: open it again"):
-            use()
-
-
-def test_interrupted_charge_is_no_charge(monkeypatch: pytest.MonkeyPatch) -> None:
-    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
-        with monkeypatch.context() as patch:
-
-            def interrupt(*_: object, **__: object) -> None:
-                raise KeyboardInterrupt
-
-            patch.setattr(ledger._file, "append", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                ledger.charge(gaussian(0.1))
-        assert ledger.entries() == [] and ledger.compartments() is None
-        assert accepts(ledger, pure(1.0))
 
 
 # Altered, damaged and replaced files

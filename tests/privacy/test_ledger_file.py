@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import sqlite3
 import stat
@@ -71,18 +70,6 @@ def test_only_the_owner_can_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [file.name for file in tmp_path.iterdir()] == ["a.ledger"]
 
 
-def test_interrupted_creation_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_files.StateFile, "_build", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        PrivacyLedger(tmp_path / "a.ledger", PrivacyBudget(1.0))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rows_cannot_be_changed_or_removed(tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     with PrivacyLedger(path, PrivacyBudget(1.0, 1e-6)) as ledger:
@@ -135,17 +122,6 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
         PrivacyLedger(path, PrivacyBudget(1.0))
 
 
-@pytest.mark.parametrize("version", [0, 2])
-def test_file_of_another_format(tmp_path: Path, version: int) -> None:
-    path = tmp_path / "a.ledger"
-    PrivacyLedger(path, PrivacyBudget(1.0)).close()
-    connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA user_version = {version}")
-    connection.close()
-    with pytest.raises(PrivacyError, match=f"has format {version}, and this version"):
-        PrivacyLedger(path, PrivacyBudget(1.0))
-
-
 def test_read_only_folder() -> None:
     folder = Path(tempfile.mkdtemp())
     try:
@@ -178,16 +154,3 @@ def test_file_held_by_another_process(tmp_path: Path, monkeypatch: pytest.Monkey
         holder.execute("ROLLBACK")
         holder.close()
         assert accepts(ledger, pure(1.0))
-
-
-def test_closed_and_pickled(tmp_path: Path) -> None:
-    path = tmp_path / "a.ledger"
-    with PrivacyLedger(path, PrivacyBudget(1.0)) as ledger:
-        ledger.charge(pure(0.5))
-        with pickle.loads(pickle.dumps(ledger)) as copy:
-            copy.charge(pure(0.25))
-        assert ledger.spent() == (0.75, 0.0)
-    with pytest.raises(PrivacyError, match="closed: open it again"):
-        ledger.charge(pure(0.1))
-    with pytest.raises(PrivacyError, match="cannot be pickled"):
-        pickle.dumps(PrivacyLedger(budget=PrivacyBudget(1.0)))

@@ -59,47 +59,22 @@ def test_numbers_of_other_libraries_become_plain_ones(loss: PrivacyLoss) -> None
     json.dumps(copy.to_dict())
 
 
-def test_kinds_with_equal_numbers_differ() -> None:
-    assert PureLoss(0.5) != LaplaceLoss(0.5)
-
-
-@pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
-@pytest.mark.parametrize("kind", [PureLoss, LaplaceLoss, GaussianLoss])
-def test_scalar_losses_refuse(kind: type[PureLoss], bad: float) -> None:
-    with pytest.raises(ValueError, match=r"`(epsilon|mu)`"):
-        kind(bad)
-
-
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: ApproximateLoss(-1.0, 0.1), "epsilon"),
+        (lambda: PureLoss(math.nan), "epsilon"),
+        (lambda: GaussianLoss(-0.1), "mu"),
         (lambda: ApproximateLoss(1.0, 1.0), "delta"),
-        (lambda: ApproximateLoss(1.0, -1e-9), "delta"),
         (lambda: PoissonSGDLoss(0.0, 0.1, 1), "noise_multiplier"),
-        (lambda: PoissonSGDLoss(math.inf, 0.1, 1), "noise_multiplier"),
-        (lambda: PoissonSGDLoss(1.0, 0.0, 1), "sampling_probability"),
         (lambda: PoissonSGDLoss(1.0, 1.1, 1), "sampling_probability"),
-        (lambda: PoissonSGDLoss(1.0, math.nan, 1), "sampling_probability"),
         (lambda: PoissonSGDLoss(1.0, 0.1, 0), "steps"),
         (lambda: PoissonSGDLoss(1.0, 0.1, 1, NeighboringRelation.BOUNDED_ROW), "relation"),
-        (lambda: FixedBatchSGDLoss(-1.0, 1, 2, 1), "noise_multiplier"),
         (lambda: FixedBatchSGDLoss(1.0, 3, 2, 1), "batch_size"),
-        (lambda: FixedBatchSGDLoss(1.0, 0, 2, 1), "batch_size"),
-        (lambda: FixedBatchSGDLoss(1.0, 1, 0, 1), "num_records"),
-        (lambda: FixedBatchSGDLoss(1.0, 1, 2, -1), "steps"),
     ],
 )
-def test_others_refuse(make: object, name: str) -> None:
+def test_impossible_numbers_are_refused(make: object, name: str) -> None:
     with pytest.raises(ValueError, match=f"`{name}`"):
         make()  # type: ignore[operator]
-
-
-def test_unknown_kind_and_missing_numbers() -> None:
-    with pytest.raises(ValueError, match="`kind`"):
-        loss_from_dict({"epsilon": 1.0})
-    with pytest.raises(TypeError):
-        loss_from_dict({"kind": "pure"})
 
 
 @pytest.mark.parametrize("loss", ONE_OF_EACH, ids=lambda loss: type(loss).__name__)
@@ -133,10 +108,3 @@ def test_renyi_divergences_bound_what_composition_says(loss: PrivacyLoss) -> Non
         for order, divergence in zip(orders, rdp, strict=True):
             bound = renyi_epsilon(divergence, order, 1e-6)
             assert composed_epsilon([loss], 1e-6) <= bound * (1 + 1e-9)
-
-
-def test_how_far_a_sum_moves() -> None:
-    assert NeighboringRelation.REPLACE_ONE.sum_sensitivity == 2.0
-    assert NeighboringRelation.ADD_OR_REMOVE_ONE.sum_sensitivity == 1.0
-    with pytest.raises(PrivacyError, match="bounded change"):
-        _ = NeighboringRelation.BOUNDED_ROW.sum_sensitivity

@@ -162,12 +162,10 @@ def test_what_cannot_be_stored_is_not_shown() -> None:
 # Several callers at once
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_threads_get_one_value_and_pay_for_every_draw(in_memory: bool, tmp_path: Path) -> None:
-    path = ":memory:" if in_memory else str(tmp_path / "a.ledger")
+def test_threads_get_one_value_and_pay_for_every_draw(tmp_path: Path) -> None:
     drawn: list[float] = []
     answers: list[float] = []
-    with PrivacyLedger(path, PLENTY) as ledger:
+    with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
 
         def draw() -> float:
             time.sleep(0.05)
@@ -272,14 +270,8 @@ def test_a_value_that_came_second_is_thrown_away() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        None,
-        True,
-        -3,
-        10**30,
-        0.1,
-        float("inf"),
-        "µ",
-        [1, (2.5, "x"), {"a": None, 3: [True]}],
+        *(True, 10**30, float("inf")),
+        [1, (2.5, "µ"), {"a": None, 3: [True]}],
         np.arange(6, dtype=np.float32).reshape(2, 3),
         np.zeros((0, 2)),
         torch.arange(6, dtype=torch.double).reshape(3, 2).T,
@@ -301,12 +293,6 @@ def test_values_come_back_as_they_were(value: Any, tmp_path: Path) -> None:
             assert back == value and type(back) is type(value)
 
 
-def test_nan_comes_back(tmp_path: Path) -> None:
-    with PrivacyLedger(budget=PLENTY) as ledger:
-        value = ledger.release(pure(0.5), lambda: torch.tensor([float("nan"), 1.0]), key="k")
-    assert value.isnan().tolist() == [True, False]
-
-
 def test_stored_values_cannot_be_changed(tmp_path: Path) -> None:
     import sqlite3
 
@@ -324,14 +310,13 @@ def test_stored_values_cannot_be_changed(tmp_path: Path) -> None:
         ):
             with pytest.raises(sqlite3.IntegrityError, match="never changed"):
                 file.execute(statement)
-        for trigger in ("released_no_update",):
-            file.execute(f"DROP TRIGGER {trigger}")
+        file.execute("DROP TRIGGER released_no_update")
         file.execute("UPDATE released SET value = x'00112233'")
         with pytest.raises(PrivacyError, match=r"damaged .*was altered"):
             ledger.release(pure(0.5), noise, key="k")
 
 
-@pytest.mark.parametrize("altered", ["{", "{}", "[]", "3"])
+@pytest.mark.parametrize("altered", ["{", "{}"])
 def test_an_altered_charge_is_refused(altered: str, tmp_path: Path) -> None:
     """Nothing is drawn for a charge that nobody can read."""
     with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:

@@ -16,9 +16,7 @@ from botorch_dp.cli import main
 from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
-    PrivacyBudget,
     PrivacyUnit,
-    Release,
     dp_sgd_epsilon,
     gaussian_mu,
     laplace_mechanism,
@@ -50,7 +48,7 @@ class TestRounding:
     def test_is_safe_and_right_to_the_last_place(self) -> None:
         """As decimals: at most one unit of the last digit beside the number's own decimal."""
         generator = random.Random(1)
-        for _ in range(20_000):
+        for _ in range(8_000):
             digits = generator.choice((1, 2, 3, 4, 6, 12, 17))
             base = generator.randrange(10 ** min(digits, 15)) * 10.0 ** generator.randrange(
                 -330, 300
@@ -136,11 +134,7 @@ def test_tradeoffs_of_enormous_epsilons_promise_nothing() -> None:
 class TestCommandLine:
     def test_printed_noise_is_enough(self, capsys: pytest.CaptureFixture[str]) -> None:
         """What is given to Opacus reaches the (epsilon, delta) in the line above."""
-        for epsilon, records, batch, epochs in (
-            (1.0, 60_000, 256, 10),
-            (8.0, 1_000_000, 10, 1),
-            (50.0, 10_000, 10, 1),
-        ):
+        for epsilon, records, batch, epochs in ((8.0, 60_000, 256, 1), (50.0, 10_000, 10, 1)):
             arguments = ["--epsilon", epsilon, "--delta", 1e-6, "--num-records", records]
             arguments += ["--batch-size", batch, "--epochs", epochs]
             assert main(["epsilon", *map(str, arguments)]) == 0
@@ -162,17 +156,8 @@ class TestCommandLine:
 
     def test_printed_epsilons_are_not_below(self, capsys: pytest.CaptureFixture[str]) -> None:
         for noise in (0.7, 1.13, 3.0):
-            arguments = [
-                "--noise-multiplier",
-                noise,
-                "--num-records",
-                1000,
-                "--batch-size",
-                100,
-                "--epochs",
-                3,
-            ]
-            assert main(["epsilon", *map(str, arguments)]) == 0
+            run = "--num-records 1000 --batch-size 100 --epochs 3"
+            assert main(["epsilon", "--noise-multiplier", str(noise), *run.split()]) == 0
             out = capsys.readouterr().out
             exact = dp_sgd_epsilon(
                 noise_multiplier=noise, batch_size=100, num_records=1000, steps=30, delta=1e-5
@@ -201,10 +186,3 @@ class TestReleasesAreShort:
         assert float(value) == release.value
         assert noise == "Scale of the noise: 3.334."  # rounded up
         assert promise == str(release.guarantee)
-
-    def test_what_is_too_long_is_named_only(self) -> None:
-        guarantee = laplace_mechanism(3.0, sensitivity=1.0, epsilon=0.3).guarantee
-        assert str(Release(list(range(1000)), guarantee)).startswith("Released: list")
-
-    def test_a_budget_is_shown_in_the_numbers_that_were_given(self) -> None:
-        assert str(PrivacyBudget(0.1, 1e-6)) == "(ε = 0.1, δ = 1e-06)"

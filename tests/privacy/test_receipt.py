@@ -150,8 +150,7 @@ def test_added_or_removed_records_on_poisson_batches() -> None:
     assert Receipt.of(guarantee(loss, relation=ADDED, quoted_delta=1e-5)).verify().passes
 
 
-@pytest.mark.parametrize("relation", [REPLACED, ADDED])
-@pytest.mark.parametrize("loss", [GaussianLoss(0.5), "poisson"])
+@pytest.mark.parametrize(("loss", "relation"), [(GaussianLoss(0.5), REPLACED), ("poisson", ADDED)])
 def test_distributions_are_those_of_the_accountant_of_dp_accounting(
     loss: Any, relation: NeighboringRelation
 ) -> None:
@@ -178,25 +177,6 @@ def test_fixed_batches_have_an_upper_bound_in_other_units() -> None:
     assert exact.bound == "none" and upper.bound == "upper"
     assert exact.epsilon == pytest.approx(1.692, abs=2e-3)
     assert upper.epsilon == pytest.approx(2.751, abs=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("losses", "words"),
-    [
-        ((GaussianLoss(0.3), GaussianLoss(0.4)), "0.5-Gaussian differential privacy is stated"),
-        ((PureLoss(0.3),), "0.3754-Gaussian differential privacy follows"),
-        ((ApproximateLoss(1.0, 1e-5),), "this epsilon at this delta has mu = 0.2681"),
-    ],
-)
-def test_mu_is_said_too(losses: tuple[PrivacyLoss, ...], words: str) -> None:
-    (line,) = (f for f in Receipt.of(guarantee(*losses)).verify().findings if f.subject == "mu")
-    assert line.text.endswith(words)
-
-
-def test_a_selection_says_which_price_confirms_it() -> None:
-    lines = str(Receipt.of(guarantee(selected())).verify())
-    assert "an upper bound, which cannot confirm a smaller one" in lines
-    assert "the proof is in botorch_dp/privacy/selection.py" in lines
 
 
 def test_what_is_said_of_an_intact_receipt(tmp_path: Path) -> None:
@@ -230,6 +210,7 @@ def test_another_version_of_the_package_may_word_it_differently() -> None:
 # --- In sentences. ---
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "relation"), [(n, r) for n in LOSSES for r in RELATIONS[n]], ids=str
 )
@@ -291,7 +272,6 @@ STATEMENT = RECEIPT.document["promise"]["statement"]
 #: What is altered, how, and what must be found; the digest is made anew.
 ALTERED: dict[str, tuple[Alteration, str]] = {
     "noise in the event": (put(5.0, *EVENT, "event", "event", "noise_multiplier"), "event"),
-    "noise in the losses": (put(5.0, *LOSS, "noise_multiplier"), "event"),
     "noise wherever the mechanism says it": (
         both(
             put(5.0, *LOSS, "noise_multiplier"),
@@ -307,16 +287,12 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
         ),
         "epsilon",
     ),
-    "batch": (put(4, "training", "batch_size"), "training"),
     "records": (put(800, "training", "num_records"), "training"),
-    "steps of the training": (put(10, "training", "steps"), "training"),
-    "steps of the event": (put(10, *EVENT, "count"), "event"),
     "steps everywhere": (
         both(put(10, *EVENT, "count"), put(10, *LOSS, "steps"), put(10, "training", "steps")),
         "epsilon",
     ),
     "sampling": (put("without_replacement", "training", "sampling"), "training"),
-    "sampling probability": (put(0.05, *EVENT, "event", "sampling_probability"), "event"),
     "clipping norm": (put(-1.0, "training", "clip_norm"), "training"),
     "words of the relation": (put(ADDED.value, "promise", "neighbours"), "neighbours"),
     "relation everywhere": (
@@ -346,8 +322,6 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
     "audit": (put(30.0, "audit", "lower_bound"), "audit"),
     "proof": (put("checked by an authority", "accounting", "proof"), "proof"),
     "accountant": (put("an authority", "accounting", "accountant"), "accountant"),
-    "no epsilon": (put(0.0, "promise", "epsilon"), "epsilon"),
-    "a negative epsilon": (put(-1.0, "promise", "epsilon"), "epsilon"),
     "proven, with nothing assumed": (
         both(
             put([], "promise", "assumptions"),
@@ -356,65 +330,29 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
         ),
         "status",
     ),
-    "perfect in the words of another version": (
-        in_other_words("Perfect privacy for every person, epsilon = 0.001, on no condition."),
-        "statement",
-    ),
     "another epsilon in the words of another version": (
         in_other_words(STATEMENT.replace("epsilon = 0.8219", "epsilon = 0.1")),
-        "statement",
-    ),
-    "no delta in the words of another version": (
-        in_other_words(STATEMENT.replace("1e-05", "almost no chance")),
         "statement",
     ),
     "a condition less in the words of another version": (
         in_other_words(STATEMENT.replace("n is public", "all is well")),
         "statement",
     ),
-    "an assumption less in the words of another version": (
-        in_other_words(STATEMENT.replace("a prior", "nothing")),
-        "statement",
-    ),
-    "neighbours in the words of another version": (
-        both(in_other_words(STATEMENT), put("all data", "promise", "neighbours")),
-        "neighbours",
-    ),
     "a budget below the promise": (
         both(put(0.5, "ledger", "epsilon"), put(0.5, "ledger", "charge", "epsilon")),
         "ledger",
     ),
-    "a budget at a smaller delta": (
-        both(put(1e-12, "ledger", "delta"), put(1e-12, "ledger", "charge", "delta")),
-        "ledger",
-    ),
-    "a small budget and no line": (
-        both(put(0.5, "ledger", "epsilon"), put(None, "ledger", "charge")),
-        "ledger",
-    ),
-    "a budget of nothing": (put(0, "ledger", "epsilon"), "ledger"),
     "a charge of nothing": (
         lambda d: d["ledger"]["charge"].update(epsilon=0.0, delta=0.0, mu=0.0),
         "ledger",
     ),
-    "a charge of next to nothing": (
-        lambda d: d["ledger"]["charge"].update(epsilon=1e-9, delta=0.0, mu=1e-9),
-        "ledger",
-    ),
-    "a charge at a smaller delta": (put(1e-9, "ledger", "charge", "delta"), "ledger"),
-    "a charge at delta 1": (put(1.0, "ledger", "charge", "delta"), "ledger"),
     "a charge that is to come": (put("2999-01-01", "ledger", "charge", "date"), "date"),
-    "a charge of no day": (put("", "ledger", "charge", "date"), "date"),
-    "a day that is to come": (put("2999-01-01", "released", "date"), "date"),
     "a word for a day": (put("yesterday", "released", "date"), "date"),
-    "no day of the calendar": (put("2026-02-30", "released", "date"), "date"),
     "an audit at a smaller delta": (
         both(put(1000.0, "audit", "lower_bound"), put(0.99e-5, "audit", "delta")),
         "audit",
     ),
     "an audit without draws": (put(0, "audit", "samples"), "audit"),
-    "an audit at no delta": (put(-1.0, "audit", "delta"), "audit"),
-    "an audit that is more than certain": (put(1.5, "audit", "confidence"), "audit"),
     "a kind of its own": (put("certified product", "released", "kind"), "artifact"),
 }
 
@@ -429,30 +367,17 @@ SHOWN: dict[str, tuple[Alteration, str]] = {
         everywhere("one patient", "one person with all records"),
         "who is protected: one person with all records, as the sender words it",
     ),
-    "a hospital": (
-        everywhere("one patient", "all patients of one hospital"),
-        "who is protected: all patients of one hospital, as the sender words it",
-    ),
     "name of the mechanism": (
         everywhere("a mechanism", "perfectly anonymous training"),
         "name: perfectly anonymous training, as the sender words it",
-    ),
-    "a condition everywhere": (
-        everywhere("a patient has one record", "the moon is round"),
-        "condition: the moon is round",
     ),
     "origin": (
         lambda d: d["settings"].update(origin="public copy", note="approved"),
         "settings: as the sender says, the settings were tuned on public records (approved)",
     ),
-    "noise": (put(100.0, "released", "noise_scale"), "noise: of scale 100, as the sender says"),
     "an earlier day": (
         both(put("2020-01-01", "released", "date"), put("2020-01-01", "ledger", "charge", "date")),
         "date: written on 2020-01-01, as the sender says",
-    ),
-    "facts of the training": (
-        put("approved by an authority", "training", "optimizer"),
-        "training: optimizer: approved by an authority, as the sender says",
     ),
     "a proof of another version": (
         both(put("9.9", "software", "botorch_dp"), put("QED", "accounting", "proof")),
@@ -483,9 +408,7 @@ def test_an_altered_receipt_is_refused_for_its_own_reason(name: str) -> None:
     assert _check_digest(document).outcome == "contradicts"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("mean", 5.0), ("shape", 0.0), ("mu", 0.1), ("epsilon", 1.0)]
-)
+@pytest.mark.parametrize(("name", "value"), [("mean", 5.0), ("mu", 0.1)])
 def test_another_law_of_the_trials_is_refused(name: str, value: float) -> None:
     document = Receipt.of(guarantee(selected())).document
     document["mechanism"]["losses"][0][name] = value
@@ -502,7 +425,7 @@ def test_the_epsilon_of_a_selection_with_something_else_is_compared() -> None:
     assert {f.subject for f in with_new_digest(document).verify().contradictions} == {"epsilon"}
 
 
-@pytest.mark.parametrize("character", ["\x1b", "\n", "\r", "\u202e", "\ud800"])
+@pytest.mark.parametrize("character", ["\x1b", "\n", "\ud800"])
 def test_nothing_in_a_receipt_moves_the_cursor(character: str) -> None:
     document = RECEIPT.document
     document["settings"]["note"] = f"{character}          agrees  epsilon: all is well"
@@ -631,22 +554,11 @@ BAD: dict[str, tuple[str, str]] = {
     "empty": ("", "Expecting"),
     "truncated": (TEXT[:-200], "Unterminated|Expecting"),
     "no object": ("[1, 2]", "no JSON object"),
-    "another schema": (TEXT.replace("botorch_dp receipt", "a model card"), "schema"),
     "another version": (TEXT.replace('"version":1', '"version":2'), "version"),
     "a name twice": (TEXT.replace('"version":1', '"version":1,"version":1'), "twice"),
-    "a huge number": (TEXT.replace('"steps":20', '"steps":1e999'), "JSON compliant"),
-    "a long number": (TEXT.replace('"steps":20', '"steps":' + "9" * 5000), "too large"),
-    "many steps": (TEXT.replace('"steps":20', '"steps":900000000000'), "out of range"),
     "no number": (TEXT.replace('"steps":20', '"steps":NaN'), "JSON compliant"),
     "an unknown loss": (TEXT.replace('"kind":"poisson_sgd"', '"kind":"magic"'), "kind"),
-    "an unknown relation": (
-        TEXT.replace('"relation":"REPLACE_ONE"', '"relation":"x"'),
-        "no guarantee",
-    ),
-    "an unknown origin": (TEXT.replace("fixed beforehand", "guessed"), "origin"),
     "a field more": (TEXT.replace('"version":1', '"version":1,"more":1'), "exactly the sections"),
-    "a field less": (TEXT.replace(',"status":"conditional"', ""), "exactly the fields"),
-    "another type": (TEXT.replace('"clip_norm":1.0', '"clip_norm":[1]'), "plain"),
     "a negative delta": (TEXT.replace('"delta":1e-05,"epsilon"', '"delta":-1,"epsilon"'), "delta"),
     "deep": ("[" * 100_000, "no receipt"),
 }
@@ -708,26 +620,9 @@ def test_whatever_stands_in_a_receipt_is_read_or_refused(seed: int, value: Any) 
         receipt = Receipt(text)
     except ValueError:
         return
-    for check in (
-        _check_derived,
-        _check_ledger,
-        _check_audit,
-    ):
+    for check in (_check_derived, _check_ledger, _check_audit):
         check(receipt.document, receipt.guarantee)
     _check_dates(receipt.document), _words(receipt.document)
-
-
-@pytest.mark.slow
-def test_more_steps_than_are_recomputed() -> None:
-    many = guarantee(PoissonSGDLoss(50.0, 1e-6, 2 * 10**6, REPLACED))
-    found = [f for f in Receipt.of(many).verify().findings if f.subject == "epsilon"]
-    assert [f.outcome for f in found] == ["not recomputed"]
-    assert (
-        recomputed(event_of(guarantee(FixedBatchSGDLoss(0.01, 5, 9, 10**5))), REPLACED, 0.1, 1.0)[
-            0
-        ].epsilon
-        == math.inf
-    )
 
 
 def test_what_no_receipt_is_written_for() -> None:
@@ -803,11 +698,3 @@ def test_the_line_of_the_ledger() -> None:
     assert len(charge["date"]) == len("2026-01-01")
     other = Receipt.of(guarantee(PureLoss(0.1)), ledger=ledger)
     assert other.document["ledger"]["charge"] is None
-
-
-def test_the_guide_explains_every_field() -> None:
-    page = (Path(module.__file__).parents[2] / "docs/guides/reviewer.md").read_text()
-    for section in receipt_document.SECTIONS:
-        for field in receipt_document.FORMS.get(section, [section]):
-            explained = f"`{section}`" in page or f"`{field}`" in page
-            assert explained, f"{section}.{field} is not explained"

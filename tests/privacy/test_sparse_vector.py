@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
 import numpy as np
@@ -23,8 +22,7 @@ from botorch_dp.privacy.sparse_vector_technique import (
 FALSE_ALARM = 1e-6
 
 
-@pytest.mark.parametrize("noise", [0.01, 1.0, 37.5])
-@pytest.mark.parametrize("max_positives", [1, 4, 30])
+@pytest.mark.parametrize(("noise", "max_positives"), [(0.01, 1), (37.5, 4), (1.0, 30)])
 def test_epsilon_is_the_papers_formula(noise, max_positives):
     cube_root = (2 * max_positives) ** (1 / 3)
     expected = (1 + cube_root) * (1 + cube_root**2) / noise
@@ -84,14 +82,8 @@ def test_neighbours_stay_neighbours_on_the_lattice():
 
 
 def test_lattice_rounds_down_and_saturates():
-    assert _on_lattice(np.array([0.5, 1.5, -0.5, 2.0, 1e300, -1e300]), 1.0).tolist() == [
-        0,
-        1,
-        -1,
-        2,
-        2**60,
-        -(2**60),
-    ]
+    found = _on_lattice(np.array([0.5, 1.5, -0.5, 2.0, 1e300, -1e300]), 1.0).tolist()
+    assert found == [0, 1, -1, 2, 2**60, -(2**60)]
 
 
 @pytest.mark.parametrize(
@@ -149,12 +141,6 @@ def test_every_answer_gets_fresh_noise_and_all_share_the_threshold():
     codes = runs @ np.array([2, 1])
     counts = np.bincount(codes, minlength=4)
     assert stats.chisquare(counts, draws * expected).pvalue > FALSE_ALARM
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, "0.5"])
-def test_threshold_must_be_a_finite_number(bad):
-    with pytest.raises((TypeError, ValueError), match="threshold"):
-        sparse_vector(torch.zeros(2), noise_scale=1.0, max_positives=1, threshold=bad)
 
 
 def test_noise_out_of_proportion_is_refused():

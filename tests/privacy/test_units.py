@@ -7,15 +7,12 @@ under REPLACE_ONE, twice the clipping norm, so it must be given half of the numb
 
 from __future__ import annotations
 
-import json
-
 import dp_accounting as dpa
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import PRVAccountant, RDPAccountant
 
-from botorch_dp.cli import main
 from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -61,22 +58,3 @@ def test_batches_of_fixed_size() -> None:
     accountant = RdpAccountant(None, dpa.NeighboringRelation.REPLACE_ONE)
     renyi = accountant.compose(event, STEPS).get_epsilon(DELTA)
     assert ours(REPLACE) < ours(REPLACE, sampling="without_replacement") < renyi
-
-
-def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--noise-multiplier",
-        NOISE,
-        "--num-records",
-        RECORDS,
-        "--batch-size",
-        BATCH,
-        "--epochs",
-        EPOCHS,
-    ]
-    arguments += ["--delta", DELTA, "--json"]
-    assert main(["epsilon", *map(str, arguments)]) == 0
-    rows = json.loads(capsys.readouterr().out)["epsilons"]
-    replaced, added, fixed = (row["epsilon"] for row in rows)
-    assert (replaced, added) == (ours(REPLACE), ours(ADD))
-    assert fixed == ours(REPLACE, sampling="without_replacement")

@@ -16,9 +16,7 @@ from botorch_dp.privacy import (
     BudgetExhausted,
     NeighboringRelation,
     PrivacyBudget,
-    PrivacyError,
     PrivacyLedger,
-    PrivacyUnit,
 )
 from botorch_dp.release import PrivateChoice, UtilityWarning
 from tests.release.maxima import ReadLog, release_choice
@@ -89,10 +87,8 @@ def test_guarantee_is_conditional_on_the_prior_and_says_so():
     assert guarantee.epsilon(1e-3) == pytest.approx(1.0)
     assert guarantee.epsilon(1e-4) == math.inf
     assert guarantee.relation is NeighboringRelation.REPLACE_ONE
-    text = str(guarantee)
-    conditions = ("Assumption 1", "k(V, V') >= 0.99", "0.001 over that prior", "20 observ")
-    for condition in (*conditions, "the choices, the kernel and the other settings were chosen"):
-        assert condition in text
+    for condition in ("Assumption 1", "k(V, V') >= 0.99", "0.001 over that prior", "20 observ"):
+        assert condition in str(guarantee)
 
 
 def test_a_release_carries_its_promise_and_a_simulated_one_none():
@@ -103,46 +99,6 @@ def test_a_release_carries_its_promise_and_a_simulated_one_none():
     with pytest.warns(UtilityWarning):
         simulated = release_choice(MEAN, torch.rand(5, 2), unsafe_seed=3, **OPTIONS)
     assert simulated.guarantee.status == "none"
-
-
-@quiet
-def test_simulated_noise_repeats_and_follows_no_search_seed():
-    choices = torch.rand(5, 2)
-    options = OPTIONS | {"unsafe_seed": 11}
-    torch.manual_seed(1)
-    first = release_choice(MEAN, choices, **options).value
-    torch.manual_seed(2)
-    assert torch.equal(first, release_choice(MEAN, choices, **options).value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "match"),
-    [
-        ({"epsilon": 0.0}, "`epsilon`"),
-        ({"epsilon": math.nan}, "`epsilon`"),
-        ({"delta": 0.0}, "`delta`"),
-        ({"delta": 1.0}, "`delta`"),
-        ({"steps": 0}, "`steps`"),
-        ({"dataset_correlation": 1.01}, "`dataset_correlation`"),
-        ({"dataset_correlation": -0.1}, "`dataset_correlation`"),
-        ({"dataset_correlation": math.nan}, "`dataset_correlation`"),
-        ({"method": "argmax"}, "`method`"),
-        ({"num_records": 0}, "`num_records`"),
-        ({"unsafe_seed": -1}, "`unsafe_seed`"),
-        ({"mean": MEAN[:4]}, "`model_or_mean` must have shape 5"),
-        ({"mean": MEAN.unsqueeze(-1)}, "`model_or_mean` must have shape 5"),
-        ({"mean": MEAN.tolist()}, "`model_or_mean` must be a torch.Tensor"),
-        ({"choices": torch.rand(0, 2)}, "`num_choices`"),
-        ({"epsilom": 1.0}, "epsilom"),
-        ({"choices": torch.full((5, 2), torch.nan)}, "`choices`"),
-    ],
-)
-def test_wrong_arguments_are_named_before_anything_is_spent(overrides, match):
-    ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
-    arguments = OPTIONS | {"mean": MEAN, "choices": torch.rand(5, 2), "ledger": ledger} | overrides
-    with pytest.raises((TypeError, ValueError), match=match):
-        release_choice(arguments.pop("mean"), arguments.pop("choices"), **arguments)
-    assert not ledger.entries()
 
 
 @quiet
@@ -168,13 +124,6 @@ def test_a_poisoned_mean_raises_nothing(poison):
     sharp = mechanism(epsilon=1e4)
     drawn = sharp.release(mean, torch.arange(5.0).unsqueeze(-1)).value.item()
     assert (drawn == 2.0) == (poison > 0)
-
-
-@quiet
-def test_one_choice_is_returned():
-    choice = torch.tensor([[0.3, 0.7]])
-    release = release_choice(torch.zeros(1), choice, **OPTIONS)
-    assert torch.equal(release.value, choice[0])
 
 
 def test_sensitivity_bound_of_theorem_1_holds_for_pairs_from_the_multi_task_prior():
@@ -229,6 +178,7 @@ def test_utility_bound_by_hand():
 
 
 @quiet
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["exponential", "permute_and_flip"])
 def test_utility_bound_holds_for_the_draws(method):
     """All other choices just beyond the bound; then within a fifth of it: it is not vacuous."""
@@ -245,6 +195,7 @@ def test_utility_bound_holds_for_the_draws(method):
 
 
 @quiet
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["exponential", "permute_and_flip"])
 def test_best_probability_in_the_remark_is_reached_by_the_worst_case(method):
     sharp = mechanism(epsilon=12.0, method=method)
@@ -268,27 +219,6 @@ def test_warns_in_numbers_when_the_noise_drowns_the_answer():
         replace(blind, epsilon=100.0).release(*release)
 
 
-def test_warns_when_delta_is_not_below_one_over_n():
-    arguments = OPTIONS | {"epsilon": 100.0}
-    with pytest.warns(UserWarning, match="1 / 1,000"):
-        release_choice(MEAN, torch.rand(5, 2), num_records=1000, **arguments)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        release_choice(MEAN, torch.rand(5, 2), num_records=999, **arguments)
-
-
-def test_the_relation_is_the_callers_as_the_correlation_is():
-    unit = PrivacyUnit("one week", NeighboringRelation.ADD_OR_REMOVE_ONE, ("a week is one record",))
-    guarantee = mechanism(unit=unit).guarantee
-    assert guarantee.unit == unit
-    assert "one week" in str(guarantee) and "a week is one record" in str(guarantee)
-
-
-def test_as_many_choices_as_agreed():
-    with pytest.raises(ValueError, match="`choices` must hold 5 rows"):
-        mechanism().release(torch.zeros(4), torch.rand(4, 2))
-
-
 @quiet
 def test_a_model_is_checked_and_its_mean_is_taken():
     choices, X = torch.rand(5, 1, dtype=torch.double), torch.rand(4, 1, dtype=torch.double)
@@ -306,10 +236,3 @@ def test_a_model_is_checked_and_its_mean_is_taken():
             with pytest.raises(ValueError, match=match):
                 release_choice(other, choices, ledger=ledger, **settings)
         assert len(ledger.entries()) == 1
-
-
-def test_simulated_noise_cannot_be_charged():
-    ledger = PrivacyLedger(budget=PrivacyBudget(10.0, 0.1))
-    with pytest.raises(PrivacyError, match="guarantees nothing"):
-        release_choice(MEAN, torch.rand(5, 2), ledger=ledger, unsafe_seed=1, **OPTIONS)
-    assert not ledger.entries()

@@ -152,21 +152,6 @@ def test_gp_ucb_follows_its_formula():
         search.tell(index, float(t))
 
 
-@pytest.mark.parametrize(
-    ("answer", "value"),
-    [
-        (0.5, 0.5),
-        (torch.tensor(0.5), 0.5),
-        (torch.tensor([[0.5]], requires_grad=True), 0.5),
-        (1, 1.0),
-    ],
-)
-def test_objectives_may_return_floats_or_one_element_tensors(answer, value):
-    search = branch_and_bound(LINE, RBFKernel())
-    seen = run_search(search, lambda x: answer, steps=2)
-    assert seen.values.tolist() == [value] * 2
-
-
 @pytest.mark.parametrize("answer", [torch.tensor([1234.5, 6.0]), None, "1234.5"])
 def test_objectives_that_answer_otherwise_are_refused_without_quoting_them(answer):
     with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from scipy.stats import laplace
 
-from botorch_dp.privacy.guarantee import warn_large_delta
 from botorch_dp.release import UtilityBound, UtilityWarning
 from botorch_dp.release.assumptions import (
     best_choice_probability,
@@ -40,17 +39,6 @@ def test_an_answer_is_drowned_from_its_spread_on() -> None:
     assert replace(BOUND, noise=2.0).drowned
 
 
-def test_a_bound_is_a_sentence() -> None:
-    sentence = (
-        "With probability 0.95, the drawn choice is worse than the best one by at most 1.75 "
-        "(1.5 from the privacy noise, 0.25 from the search); values differ by about 2 before "
-        "anything is known of them."
-    )
-    assert str(BOUND) == sentence
-    remark = "A blind draw has 0.1."
-    assert str(replace(BOUND, remark=remark)) == f"{sentence} {remark}"
-
-
 @pytest.mark.parametrize("delta", [0.99, 0.5, 0.05, 1e-9])
 def test_laplace_tail_is_the_quantile_of_the_absolute_value(delta: float) -> None:
     within = laplace(scale=2.5).isf(delta / 2)
@@ -71,12 +59,6 @@ def test_exact_selection_tail_is_attained(num_choices: int, delta: float, method
 def test_exact_selection_tail_in_the_limits() -> None:
     assert exact_selection_tail(1.0, 1, 0.1, "exponential") == 0.0
     assert exact_selection_tail(1.0, 2, 0.9, "exponential") == 0.0
-
-
-@pytest.mark.parametrize("delta", [0.0, 1.0, -0.5, math.nan, 95])
-def test_what_is_no_failure_probability_is_named(delta: float) -> None:
-    with pytest.raises(ValueError, match="`delta`"):
-        laplace_tail(1.0, delta)
 
 
 def permute_and_flip_by_enumeration(num_choices: int, q: float) -> float:
@@ -140,19 +122,3 @@ def test_a_drowned_answer_is_warned_of_where_the_caller_is() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_if_drowned(BOUND)
-
-
-def test_a_delta_that_protects_few_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"`delta` = 0\.125 is not below 1 / 8") as caught:
-        warn_large_delta(0.125, 8)
-    assert caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_large_delta(0.125, 7)
-        warn_large_delta(0.5, None)
-
-
-@pytest.mark.parametrize("num_records", [0, -3, 2.5, "8"])
-def test_what_is_no_number_of_records_is_named(num_records: object) -> None:
-    with pytest.raises((TypeError, ValueError), match="`num_records`"):
-        warn_large_delta(0.1, num_records)  # type: ignore[arg-type]

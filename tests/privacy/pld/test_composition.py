@@ -13,13 +13,11 @@ from scipy.integrate import quad
 from scipy.stats import binom, laplace
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy.accounting import dp_sgd_epsilon
 from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedBatchSGDLoss,
     GaussianLoss,
     LaplaceLoss,
-    NeighboringRelation,
     PoissonSGDLoss,
     PrivacyLoss,
     PureLoss,
@@ -186,15 +184,6 @@ class TestMixtures:
         assert exact(epsilon) <= delta
         assert epsilon == sum(parts) or exact(0.999 * epsilon) > delta
 
-    def test_very_many_different_losses_are_rounded_upwards(self) -> None:
-        parts = [0.01 + 1e-5 * i for i in range(1000)]
-        epsilon = composed_epsilon([PureLoss(e) for e in parts], 1e-6)
-        least = composed_epsilon([PureLoss(0.01)] * 1000, 1e-6)
-        middle = composed_epsilon(
-            [PureLoss(math.sqrt(sum(e * e for e in parts) / 1000))] * 1000, 1e-6
-        )
-        assert least < middle * 0.999 < epsilon < 1.05 * middle
-
     def test_fixed_batches_with_others_are_worth_less_than_apart(self) -> None:
         batches = FixedBatchSGDLoss(1.1, 10, 1000, 100)
         for other in (PureLoss(0.3), GaussianLoss(0.4)):
@@ -279,15 +268,6 @@ class TestLaws:
         other = replace(loss, **numbers)
         assert composed_epsilon([other], 1e-6) > 1.5 * composed_epsilon([loss], 1e-6)
 
-    def test_dp_sgd_epsilon_says_the_same(self) -> None:
-        run = {"batch_size": 10, "num_records": 1000, "steps": 100, "delta": 1e-6}
-        assert composed_epsilon([ONE_OF_EACH[5]], 1e-6) == dp_sgd_epsilon(
-            noise_multiplier=1.1, sampling="without_replacement", **run
-        )
-        assert composed_epsilon([ONE_OF_EACH[4]], 1e-6) == dp_sgd_epsilon(
-            noise_multiplier=1.1, relation=NeighboringRelation.ADD_OR_REMOVE_ONE, **run
-        )
-
 
 class TestSizes:
     @pytest.mark.parametrize("loss", ONE_OF_EACH, ids=names)
@@ -297,7 +277,7 @@ class TestSizes:
         assert time.process_time() - start < 60  # one by one they would take many minutes
         assert 0 < epsilon < math.inf
 
-    @pytest.mark.one_in(3)
+    @pytest.mark.one_in(5)
     @pytest.mark.parametrize(
         "losses",
         [
@@ -344,22 +324,14 @@ class TestEdges:
         assert composed_delta(hopeless, 5.0) == 1.0
         assert composed_epsilon(hopeless, 0.999999) == math.inf
 
+    def test_refuses_what_has_no_meaning(self) -> None:
+        with pytest.raises(ValueError, match="`delta`"):
+            composed_epsilon([PureLoss(1.0)], 1.0)
+        with pytest.raises(ValueError, match="`epsilon`"):
+            composed_delta([PureLoss(1.0)], math.nan)
+
     def test_refuses_a_mixture_of_relations(self) -> None:
         with pytest.raises(PrivacyError, match="no common epsilon"):
             composed_epsilon(ONE_OF_EACH[4:], 1e-6)
         with pytest.raises(PrivacyError, match="no common epsilon"):
             composed_delta(ONE_OF_EACH[4:], 1.0)
-
-    @pytest.mark.parametrize("bad", [-1e-9, 1.0, math.nan])
-    def test_refuses_bad_delta(self, bad: float) -> None:
-        with pytest.raises(ValueError, match="`delta`"):
-            composed_epsilon([PureLoss(1.0)], bad)
-
-    @pytest.mark.parametrize("bad", [-1e-9, math.inf, math.nan])
-    def test_refuses_bad_epsilon(self, bad: float) -> None:
-        with pytest.raises(ValueError, match="`epsilon`"):
-            composed_delta([PureLoss(1.0)], bad)
-
-    def test_refuses_what_is_no_loss(self) -> None:
-        with pytest.raises(TypeError, match="`losses`"):
-            composed_epsilon([0.5], 1e-6)  # type: ignore[list-item]

@@ -145,41 +145,17 @@ class TestPure:
             corner = 1 / (1 + mpmath.exp(mpmath.mpf(epsilon)))
             assert mpmath.ncdf(-mpmath.mpf(mu) / 2) <= corner
 
-    def test_known_value(self) -> None:
-        # Tight but dear: 0.3-DP alone takes (1.65, 1e-6) of a Gaussian budget.
-        assert gaussian_epsilon(pure_dp_mu(0.3), 1e-6) == pytest.approx(1.65, abs=0.005)
 
-    def test_limits(self) -> None:
-        assert pure_dp_mu(0.0) == 0.0
-        assert pure_dp_epsilon(0.0) == 0.0
-        assert pure_dp_epsilon(math.inf) == math.inf
-
-
-@pytest.mark.parametrize("bad", [-1.0, math.nan, -math.inf])
-def test_refuses_bad_mu(bad: float) -> None:
-    for function in (gaussian_delta, gaussian_epsilon):
-        with pytest.raises(ValueError, match="`mu`"):
-            function(bad, 0.5)
-    for call in (lambda: compose_gdp([1.0, bad]), lambda: pure_dp_epsilon(bad)):
-        with pytest.raises(ValueError, match=r"`mus?`"):
-            call()
-
-
-@pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, math.nan, math.inf])
-def test_refuses_bad_delta(bad: float) -> None:
-    for function in (gaussian_epsilon, gaussian_mu):
-        with pytest.raises(ValueError, match="`delta`"):
-            function(1.0, bad)
-
-
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
-def test_refuses_bad_epsilon(bad: float) -> None:
-    for call in (
-        lambda: gaussian_delta(1.0, bad),
-        lambda: gaussian_mu(bad, 1e-6),
-        lambda: pure_dp_mu(bad),
+def test_refuses_what_has_no_meaning() -> None:
+    for name, call in (
+        ("mu", lambda: gaussian_delta(-1.0, 0.5)),
+        ("mus", lambda: compose_gdp([1.0, math.nan])),
+        ("delta", lambda: gaussian_epsilon(1.0, 0.0)),
+        ("delta", lambda: gaussian_mu(1.0, math.nan)),
+        ("epsilon", lambda: gaussian_mu(math.inf, 1e-6)),
+        ("epsilon", lambda: pure_dp_mu(-1.0)),
     ):
-        with pytest.raises(ValueError, match="`epsilon`"):
+        with pytest.raises(ValueError, match=f"`{name}`"):
             call()
 
 
