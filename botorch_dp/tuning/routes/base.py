@@ -53,7 +53,7 @@ PURE_SCORE_SHARE = 0.2
 #: With so few numbers to tune, space-filling points come close enough by themselves.
 _FEW = 2
 #: The same where an incumbent is compared, too: on estimators with three or four numbers a
-#: selection was better than slopes for four of five, and level for one (``benchmarks.which_trees --defaults``).
+#: selection was better than slopes for four of five, and level for one (``benchmarks.which_trees``).
 _FEW_BESIDE_AN_INCUMBENT = 4
 
 
