@@ -296,14 +296,14 @@ Point = tuple[float, float]
 def both_epsilons(problem: PrivacyUtilityProblem, config: Config) -> tuple[float, float]:
     """Epsilon by the Rényi bound and by privacy-loss distributions."""
     num_records = problem.privacy.__self__.num_records  # type: ignore[attr-defined]
-    assert problem.promise is not None
+    assert problem.training is not None
     batch = int(config["batch_size"])
     before = papers_epsilon(
         noise_multiplier=2 * float(config["noise_variance"]),
         batch_size=batch,
         num_records=num_records,
         steps=int(config["epochs"]) * (num_records // batch),
-        delta=problem.promise.delta,
+        delta=problem.training.delta,
     )
     return before, problem.epsilon(config)
 

@@ -255,7 +255,7 @@ def prepared(setting: Setting, method: str) -> PrivacyUtilityProblem:
                 problem, setting.full, problem.ref_point[0] if grid else math.inf
             ),
         ),
-        promise=problem.promise,
+        training=problem.training,
         replicates=replicates,
         name=f"{setting.label}, {method}",
     )

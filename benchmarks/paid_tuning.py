@@ -43,7 +43,7 @@ from benchmarks.common import (
 from benchmarks.tables import bracketed, fixed, markdown, stored
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
-from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPrivacy
 from botorch_dp.privacy import Guarantee, PrivacyBudget, dp_sgd_noise_multiplier
 from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Integer, Real, SearchSpace
@@ -337,7 +337,7 @@ def budgeted_runs(name: str, folder: Path, seeds: int, most: int = 60) -> dict[s
             SearchSpace(**pools.task.space.parameters, target_epsilon=level),
             privacy=lambda config: config["target_epsilon"],
             utility=utility,
-            promise=TrainingPromise(DELTA, guarantee=promise, secret_noise=True),
+            training=TrainingPrivacy(DELTA, guarantee=promise, secret_noise=True),
         )
         with DPareto(problem, budget=PrivacyBudget(epsilon, DELTA), seed=seed) as study:
             study.run(most, initial=4)

@@ -63,7 +63,7 @@ from botorch_dp.pareto import (
     Batched,
     DPareto,
     PrivacyUtilityProblem,
-    TrainingPromise,
+    TrainingPrivacy,
     Trial,
     surrogates,
 )
@@ -298,7 +298,7 @@ def regression_problem() -> KnownProblem:
         utility=table.utility,
         batched=Batched(epsilons=table.epsilon_bounds),
         replicates=3,
-        promise=TrainingPromise(OUTPUT_DELTA),
+        training=TrainingPrivacy(OUTPUT_DELTA),
         name=f"output-perturbed logistic regression on {'adult' if adult else 'breast_cancer'}",
     )
     noise_stds = np.geomspace(0.1, 10.0, 120)

@@ -62,7 +62,7 @@ from botorch_dp.acquisition import (
     UCBSchedule,
 )
 from botorch_dp.models import FiniteSetGP, public_gp
-from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, TrainingPrivacy
 from botorch_dp.pareto.surrogates import fitted_gp, objective_scales
 from botorch_dp.privacy import dp_sgd_epsilon, dp_sgd_epsilons
 from botorch_dp.space import Config, Integer, Real, SearchSpace
@@ -372,7 +372,7 @@ def make_problem() -> PrivacyUtilityProblem:
         privacy=epsilon,
         utility=utility,
         batched=Batched(epsilons=epsilons),
-        promise=TrainingPromise(DELTA),
+        training=TrainingPrivacy(DELTA),
     )
 
 

@@ -101,11 +101,11 @@ def plot_front(
         notes = [_draw_recommended(ax, fronts[0], recommended, smallest, ref_epsilon)]
     _log_epsilon(ax)
     problem = fronts[0].problem
-    promise = problem.promise
+    training = problem.training
     meaning = " (relation and δ not stated)"
-    if promise is not None:
-        level = f" at δ = {promise.delta:g}" if promise.delta > 0 else ""
-        meaning = f"{level} ({promise.unit.neighbours})"
+    if training is not None:
+        level = f" at δ = {training.delta:g}" if training.delta > 0 else ""
+        meaning = f"{level} ({training.unit.neighbours})"
     ax.set_xlabel(f"privacy loss ε{meaning}")
     ax.set_ylabel("error (1 − utility)")
     _finish(ax, fronts, notes)

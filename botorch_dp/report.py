@@ -25,7 +25,7 @@ from botorch_dp.pareto import (
     ParetoFront,
     PrivacyUtilityProblem,
     StudyError,
-    TrainingPromise,
+    TrainingPrivacy,
     Trial,
 )
 from botorch_dp.pareto.front import trial_table
@@ -80,7 +80,7 @@ def study_report(
 
     Args:
         study: A study, or its file, which is neither changed nor locked. A file does not hold the
-            oracles, and its page does not say what to deploy.
+            functions, and its page does not say what to deploy.
         path: Where; must end in .html.
         ledger: The file that the trainings of a stored study were charged to; by default the one
             beside it.
@@ -177,7 +177,7 @@ def _price(
     if not any(trial.num_trainings for trial in trials):
         return "<p>Nothing was trained yet.</p>"
     rest = ["" if front is None else front.caption]
-    if problem.promise is None:
+    if problem.training is None:
         headline = "No price: relation and δ of its ε are not stated."
     elif ledger is not None:
         budget = ledger.budget
@@ -272,7 +272,7 @@ def _shown(value: object) -> str:
 
 
 def _stored_problem(description: dict[str, Any], trials: Sequence[Trial]) -> PrivacyUtilityProblem:
-    """What a study's file says about its problem: all but the oracles."""
+    """What a study's file says about its problem: all but the functions."""
     epsilons = {tuple(trial.config.values()): trial.epsilon for trial in trials}
     kinds = {"Real": Real, "Integer": Integer}
     parameters: dict[str, Any] = {}
@@ -286,10 +286,10 @@ def _stored_problem(description: dict[str, Any], trials: Sequence[Trial]) -> Pri
         else:
             low, high, log = state["low"], state["high"], state["log"]
             parameters[name] = kinds[state["kind"]](low, high, log=log, active=active)
-    promise = None
+    training = None
     if "relation" in description:
         relation = NeighboringRelation[description["relation"]]
-        promise = TrainingPromise(
+        training = TrainingPrivacy(
             delta=description["delta"],
             unit=PrivacyUnit("one record of the training data", relation),
             secret_noise=description["secret_noise"],
@@ -306,6 +306,6 @@ def _stored_problem(description: dict[str, Any], trials: Sequence[Trial]) -> Pri
             for o in description["objectives"]
             if o["measured"]
         ],
-        promise=promise,
+        training=training,
         name=description.get("name"),
     )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from botorch_dp import PrivateObjective, PrivateSearch, PrivateSelection
 from botorch_dp import privacy as p
 from botorch_dp.errors import BudgetExhausted
-from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPrivacy
 from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
 from botorch_dp.training.engines import ENGINES
@@ -203,8 +203,8 @@ def task() -> PrivacyUtilityProblem:
     def privacy(config: Config) -> float:
         return centroids_guarantee(config).epsilon(1e-6)
 
-    promise = TrainingPromise(1e-6, guarantee=centroids_guarantee, secret_noise=True)
-    return PrivacyUtilityProblem(SPACE, privacy=privacy, utility=noisy_centroids, promise=promise)
+    training = TrainingPrivacy(1e-6, guarantee=centroids_guarantee, secret_noise=True)
+    return PrivacyUtilityProblem(SPACE, privacy=privacy, utility=noisy_centroids, training=training)
 
 
 def test_a_trainer_in_a_task_is_tuned_by_an_acquisition_function_and_published() -> None:

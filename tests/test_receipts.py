@@ -21,7 +21,7 @@ from botorch_dp.errors import PrivacyError
 from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.integrations.sklearn import PrivateSearchCV
 from botorch_dp.outsourced import RandomProjectionCurator, load_dataset, save_dataset
-from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPrivacy
 from botorch_dp.privacy import (
     DPSGD,
     NeighboringRelation,
@@ -145,7 +145,7 @@ def study(ledger: PrivacyLedger) -> Any:
         SearchSpace(noise=Real(0.1, 1.0)),
         privacy=lambda config: 0.01 / config["noise"],
         utility=utility,
-        promise=TrainingPromise(1e-6, secret_noise=True),
+        training=TrainingPrivacy(1e-6, secret_noise=True),
     )
     paid = DPareto(problem, budget=PrivacyBudget(5.0, 1e-3), seed=0, acquisition="random")
     paid.run(2)

@@ -27,7 +27,7 @@ from botorch_dp.integrations.estimators import DPClassifier, DPRegressor
 from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.outsourced import GaussianNoiseCurator
-from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPrivacy
 from botorch_dp.privacy import (
     DPSGD,
     PrivacyBudget,
@@ -205,7 +205,7 @@ def study(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
         SearchSpace(noise=Real(0.1, 1.0)),
         privacy=lambda config: 0.01 / config["noise"],
         utility=utility,
-        promise=TrainingPromise(1e-6, secret_noise=True),
+        training=TrainingPrivacy(1e-6, secret_noise=True),
     )
     run = given.pop("run")
     study = DPareto(problem, **{"budget": PrivacyBudget(5.0, 1e-3), "seed": 0, **given})

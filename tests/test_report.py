@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError, TrainingPromise
+from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, StudyError, TrainingPrivacy
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.report import study_report
 from botorch_dp.space import Choice, Config, Integer, Real, SearchSpace, When
@@ -33,8 +33,8 @@ def utility(config: Config, seed: int) -> float:
 
 
 def problem(**options: Any) -> PrivacyUtilityProblem:
-    promise = TrainingPromise(delta=1e-6, secret_noise=True)
-    settings = {"privacy": toy.epsilon, "utility": utility, "replicates": 2, "promise": promise}
+    training = TrainingPrivacy(delta=1e-6, secret_noise=True)
+    settings = {"privacy": toy.epsilon, "utility": utility, "replicates": 2, "training": training}
     return PrivacyUtilityProblem(SPACE, name="toy", **(settings | options))
 
 
@@ -111,7 +111,7 @@ def test_all_trials_are_there(made: Path) -> None:
 
 def test_of_a_running_study_with_a_failed_trial(tmp_path: Path) -> None:
     path = tmp_path / "study.sqlite"
-    seeded = problem(promise=TrainingPromise(delta=1e-6))
+    seeded = problem(training=TrainingPrivacy(delta=1e-6))
     with DPareto(seeded, storage=path, seed=0) as study:
         study.ask()
         assert "Nothing was trained yet" in study_report(path, tmp_path / "0.html").read_text()

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 from botorch_dp._checks import check_delta, check_positive
 from botorch_dp.errors import PrivacyError
 from botorch_dp.integrations.opacus_loop import Loop, LoopOptimizer, LoopRecords, loader_of
-from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPrivacy
 from botorch_dp.privacy import (
     Guarantee,
     NeighboringRelation,
@@ -550,7 +550,7 @@ def opacus_problem(
         space,
         privacy=trainings.epsilon,
         utility=trainings.utility,
-        promise=TrainingPromise(delta, unit=unit, guarantee=trainings.guarantee),
+        training=TrainingPrivacy(delta, unit=unit, guarantee=trainings.guarantee),
         replicates=replicates,
         ref_point=ref_point,
         name=name,

@@ -191,7 +191,7 @@ class Curator:
         return self.dataset.guarantee
 
     @property
-    def promise(self) -> str:
+    def statement(self) -> str:
         """The guarantees of the rows and of an answer in words, for the other party."""
         if self.answers is None:
             return f"{self.guarantee}\nAnswers are sent as measured, and no guarantee covers them."

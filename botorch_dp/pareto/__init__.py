@@ -19,7 +19,7 @@ from botorch_dp.pareto.problem import (
     Objective,
     PrivacyUtilityProblem,
     StudyError,
-    TrainingPromise,
+    TrainingPrivacy,
     Trial,
 )
 from botorch_dp.pareto.recommendation import OperatingPoint
@@ -33,6 +33,6 @@ __all__ = [
     "ParetoFront",
     "PrivacyUtilityProblem",
     "StudyError",
-    "TrainingPromise",
+    "TrainingPrivacy",
     "Trial",
 ]

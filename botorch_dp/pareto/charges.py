@@ -35,11 +35,11 @@ _CHOSEN_BEFOREHAND = "the space and the seed were chosen without looking at the 
 
 def check_payable(problem: PrivacyUtilityProblem) -> None:
     """Refuse trainings that nothing may be charged for."""
-    if not problem.stated_promise.secret_noise:
+    if not problem.stated_training.secret_noise:
         raise PrivacyError(
             "`budget` was given to a study whose trainings are seeded, so that their noise is "
             "known. Train with `DPTrainer.fit(publish=True)`, and say so by "
-            "`TrainingPromise(secret_noise=True)`."
+            "`TrainingPrivacy(secret_noise=True)`."
         )
 
 
@@ -79,7 +79,7 @@ class ChargedProblem(PrivacyUtilityProblem):
         #: A ledger that adds up epsilons and deltas only is told both of a training by DP-SGD.
         self._adds_up = (
             not ledger.budget.renyi
-            and self.stated_promise.delta > 0
+            and self.stated_training.delta > 0
             and _composes_by_renyi(problem)
         )
 
@@ -99,10 +99,10 @@ class ChargedProblem(PrivacyUtilityProblem):
 
     def price(self, config: Config, trainings: int = 1) -> Guarantee:
         """The cost of this many trainings of a config together."""
-        promise, epsilon = self.stated_promise, math.nan
+        training, epsilon = self.stated_training, math.nan
         if self._adds_up:
-            epsilon = self.training_guarantee(config, epsilon).epsilon(promise.delta)
-        elif promise.guarantee is None:
+            epsilon = self.training_guarantee(config, epsilon).epsilon(training.delta)
+        elif training.guarantee is None:
             epsilon = self.epsilon(config)
         return self._priced(config, trainings, epsilon)
 
@@ -110,7 +110,7 @@ class ChargedProblem(PrivacyUtilityProblem):
         one = self.training_guarantee(config, epsilon)
         one = replace(one, unit=one.unit.given(_CHOSEN_BEFOREHAND))
         if self._adds_up:
-            one = replace(one, losses=(ApproximateLoss(epsilon, self.stated_promise.delta),))
+            one = replace(one, losses=(ApproximateLoss(epsilon, self.stated_training.delta),))
         return one if trainings == 1 else compose(*[one] * trainings)
 
     def bears(self, configs: Sequence[Config], trainings: int) -> bool:
@@ -131,7 +131,7 @@ class ChargedProblem(PrivacyUtilityProblem):
             if exact:
                 prices = [self.price(config, trainings) for config in configs]
             else:
-                known = self.stated_promise.guarantee is not None and not self._adds_up
+                known = self.stated_training.guarantee is not None and not self._adds_up
                 bounds = [math.nan] * len(configs) if known else self.epsilon_bounds(configs)
                 prices = [
                     self._priced(config, trainings, bound)

@@ -36,8 +36,8 @@ class ParetoFront:
     Args:
         problem: The problem.
         trials: The complete trials, at least one.
-        guarantee: What publishing everything measured so far promises a training record, or a
-            function that works it out when it is asked for (and raises without a promise).
+        guarantee: What publishing everything measured so far guarantees to a training record, or
+            a function that works it out when it is asked for (and raises if it cannot).
         label: Its name in figures.
         observed: The front that this one measured again or shrank, if any.
         charged: Whether all trainings were charged to a budget before they began.
@@ -224,7 +224,7 @@ class ParetoFront:
 
     def __getstate__(self) -> dict[str, Any]:
         # The study stays where its file is; its trials are in the front.
-        guarantee = self._guarantee if self.problem.promise is None else self.guarantee
+        guarantee = self._guarantee if self.problem.training is None else self.guarantee
         here = {"_reevaluator": None, "_expected": None, "_guarantee": guarantee}
         return self.__dict__ | here | {"shrunken": self.shrunken}
 

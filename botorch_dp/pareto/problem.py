@@ -1,6 +1,6 @@
 """What a study optimizes, and the records of its trials.
 
-A problem is a space, an exact privacy oracle and a noisy utility oracle. A :class:`Trial` is a
+A problem is a space, an exact privacy function and a noisy utility function. A :class:`Trial` is a
 frozen record of what was tried and what came of it. What happens to a trial gives another record
 (:meth:`Trial.measured`, :meth:`Trial.failed`); a study stores each of them.
 """
@@ -39,11 +39,11 @@ class StudyError(RuntimeError):
 
 
 class InvalidEpsilonError(ValueError):
-    """The privacy oracle answered something that is no finite epsilon >= 0."""
+    """The privacy function returned something that is no finite epsilon >= 0."""
 
 
 class InvalidUtilityError(ValueError):
-    """The utility oracle answered something that is no utility in [0, 1]."""
+    """The utility function returned something that is no utility in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Objective:
         name: Its name in tables and axes.
         ref_point: The value that counts as worthless, beyond which nothing is gained.
         function: ``config -> value`` where it is known exactly (model size). None if it is
-            measured: the utility oracle then returns ``(utility, {name: value})``.
+            measured: the utility function then returns ``(utility, {name: value})``.
         log: Whether models see its logarithm; it must then be positive.
     """
 
@@ -117,7 +117,7 @@ class Trial:
         number: Position in the study, from 0.
         config: The hyper-parameters.
         seeds: One for each replicate.
-        epsilon: Exact; NaN if the privacy oracle failed.
+        epsilon: Exact; NaN if the privacy function failed.
         state: ``"pending"`` (proposed, perhaps training), ``"complete"`` or ``"failed"``.
         measurements: One for each replicate, None where it is missing. Sensitive.
         fresh: Measurements of later re-evaluations by replicate, numbered after the trial's own; no
@@ -211,11 +211,11 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class TrainingPromise:
+class TrainingPrivacy:
     """What is known about the privacy of one training, and of one measurement of its utility.
 
     Args:
-        delta: The delta at which the privacy oracle states epsilon.
+        delta: The delta at which ``privacy`` states epsilon.
         unit: Whom it protects, under which neighbouring relation.
         guarantee: ``config -> Guarantee`` of one training, where more is known than its epsilon:
             many trainings then cost less than the sum of their epsilons.
@@ -223,8 +223,8 @@ class TrainingPromise:
             seed for what needs no secrecy only (initial weights). Otherwise the noise follows from
             the seed, the study guarantees nothing, and can only state the cost of a repetition with
             secret noise.
-        trainer: Makes the :class:`~botorch_dp.training.DPTrainer` that publishes models under such
-            a promise, for :class:`~botorch_dp.tuning.PrivateFit`.
+        trainer: Makes the :class:`~botorch_dp.training.DPTrainer` that publishes models of
+            this privacy, for :class:`~botorch_dp.tuning.PrivateFit`.
     """
 
     delta: float = 0.0
@@ -252,13 +252,13 @@ class PrivacyUtilityProblem:
         ref_point: The anti-ideal (epsilon, error): hypervolume is measured from there.
         replicates: Trainings for each trial, with seeds of their own.
         objectives: Further objectives to minimize.
-        promise: What epsilon speaks of (delta, neighbouring relation), and what else is known about
-            the privacy of one training; see :class:`TrainingPromise`. Without one, nothing is known
-            but the number: figures say that its relation and delta are not stated, and nothing has
-            a price.
+        training: What epsilon speaks of (delta, neighbouring relation), and what else is known
+            about the privacy of one training; see :class:`TrainingPrivacy`. Without one, nothing is
+            known but the number: figures say that its relation and delta are not stated, and
+            nothing has a price.
         name: What reports call the problem; the names of its parameters by default. A stored study
-            recognizes the problem by it, or by the oracle's name.
-        batched: Oracles that answer several questions in one call.
+            recognizes the problem by it, or by the name of ``utility``.
+        batched: Functions that answer several questions in one call.
 
     Example:
         >>> problem = PrivacyUtilityProblem(
@@ -279,7 +279,7 @@ class PrivacyUtilityProblem:
         ref_point: tuple[float, float] = (10.0, 1.0),
         replicates: int = 1,
         objectives: Sequence[Objective] = (),
-        promise: TrainingPromise | None = None,
+        training: TrainingPrivacy | None = None,
         name: str | None = None,
         batched: Batched | None = None,
     ) -> None:
@@ -301,7 +301,7 @@ class PrivacyUtilityProblem:
         self.ref_point = (float(epsilon), float(error))
         self.replicates = check_integer("replicates", replicates)
         self.objectives = tuple(objectives)
-        self.promise = promise
+        self.training = training
         self.name = " and ".join(space.parameters) if name is None else name
         self._recognized_by = {"oracle": _name_of(oracle)} if name is None else {"name": name}
 
@@ -321,26 +321,26 @@ class PrivacyUtilityProblem:
         return tuple(o for o in self.objectives if o.function is None)
 
     @property
-    def stated_promise(self) -> TrainingPromise:
-        """The promise, or an error if the problem has none."""
-        if self.promise is None:
+    def stated_training(self) -> TrainingPrivacy:
+        """What is known about its trainings, or an error if nothing was stated."""
+        if self.training is None:
             raise StudyError(
                 "This problem does not say what its epsilon means, so nothing has a price: pass "
-                "`promise=TrainingPromise(delta=...)` to the PrivacyUtilityProblem, with the delta "
-                "(0 for pure epsilon) and the neighbouring relation of `privacy`."
+                "`training=TrainingPrivacy(delta=...)` to the PrivacyUtilityProblem, with the "
+                "delta (0 for pure epsilon) and the neighbouring relation of `privacy`."
             )
-        return self.promise
+        return self.training
 
     def training_guarantee(self, config: Config, epsilon: float) -> Guarantee:
         """The guarantee of one training, if its noise is secret."""
-        promise = self.stated_promise
-        if promise.guarantee is not None:
-            promised = promise.guarantee(dict(config))
+        training = self.stated_training
+        if training.guarantee is not None:
+            promised = training.guarantee(dict(config))
         else:
-            approximate = promise.delta > 0
-            loss = ApproximateLoss(epsilon, promise.delta) if approximate else PureLoss(epsilon)
+            approximate = training.delta > 0
+            loss = ApproximateLoss(epsilon, training.delta) if approximate else PureLoss(epsilon)
             mechanism, conditions = f"training for {self.name!r}", (_ORACLE_CONDITION,)
-            promised = Guarantee(mechanism, promise.unit, (loss,), assumptions=conditions)
+            promised = Guarantee(mechanism, training.unit, (loss,), assumptions=conditions)
         return replace(promised, unit=promised.unit.given(_SECRET_NOISE))
 
     def charge(self, config: Config, trainings: int, label: str) -> None:
@@ -431,10 +431,10 @@ class PrivacyUtilityProblem:
                 for o in self.objectives
             ],
         }
-        if self.promise is not None:
-            described["delta"] = self.promise.delta
-            described["relation"] = self.promise.unit.relation.name
-            described["secret_noise"] = self.promise.secret_noise
+        if self.training is not None:
+            described["delta"] = self.training.delta
+            described["relation"] = self.training.unit.relation.name
+            described["secret_noise"] = self.training.secret_noise
         return described
 
 

@@ -47,11 +47,11 @@ def publication(
 
     See :meth:`DPareto.publication_guarantee`.
     """
-    promise, trained = problem.stated_promise, check_trained(trials)
+    training, trained = problem.stated_training, check_trained(trials)
     if data == "test":
         return Guarantee(
             mechanism="front of measured utilities",
-            unit=PrivacyUnit("one record of the test data", promise.unit.relation),
+            unit=PrivacyUnit("one record of the test data", training.unit.relation),
             losses=(),
             void="utilities are computed from the test records without noise",
         )
@@ -59,8 +59,8 @@ def publication(
     for trial in trained:
         one = problem.training_guarantee(trial.config, trial.epsilon)
         parts += [one] * trial.num_trainings
-    whole = _filter_composition(parts, promise.delta)
-    if promise.secret_noise:
+    whole = _filter_composition(parts, training.delta)
+    if training.secret_noise:
         return whole
     return replace(whole, void=SEEDED if whole.void is None else f"{whole.void}; {SEEDED}")
 
@@ -152,7 +152,7 @@ def caption_of(
             if the problem does not say what its epsilon means.
         charged: Whether all trainings were charged to a budget before they began.
     """
-    if problem.promise is None:
+    if problem.training is None:
         return "Do not publish: the neighbouring relation and delta of its epsilon are not stated."
     return priced_caption(guarantee(), charged=charged)
 

@@ -77,7 +77,7 @@ class DPareto:
     there are: half of them spread over all, a quarter the latest, a quarter near the front.
 
     Args:
-        problem: The space and the oracles.
+        problem: The space and the functions.
         acquisition: What a good next config is. ``"ehvi"``: the largest expected hypervolume
             improvement, with epsilon known. ``"hvpoi"`` and ``"log_hvpoi"``: the criterion of
             [Avent2020] and its logarithm. ``"random"`` and ``"grid"``: the baselines. Or an
@@ -86,7 +86,7 @@ class DPareto:
             time holds the file. None keeps the study in memory.
         seed: Fixes the proposals and the trainings' seeds. None draws one (or takes the stored).
         privacy_model: ``"exact"`` computes epsilon for every candidate; ``"gp"`` models it from
-            the trials, for oracles that are too slow for that. [Avent2020] does the latter.
+            the trials, for functions that are too slow for that. [Avent2020] does the latter.
         epsilon_scale: Whether hypervolume is improved in the logarithm of epsilon, in which fronts
             are read, or in epsilon itself, which neglects small ones. (``hvpoi`` always works in
             logarithms.)
@@ -95,7 +95,7 @@ class DPareto:
         budget: What the trainings may spend, so that all of the study may be published at this
             price. It is kept beside ``storage`` in a file with the suffix ``.ledger``; or give a
             ledger. Each training (replicates and re-evaluations too) is charged before it begins,
-            and a run ends when the budget is too small for every config. The problem's promise
+            and a run ends when the budget is too small for every config. The problem's ``training``
             must have ``secret_noise``.
         label: What the study is for, in public words; shown in the ledger.
 
@@ -303,7 +303,7 @@ class DPareto:
 
         Args:
             trial: The trial, or its number.
-            utilities: What the utility oracle answered; a list of it if ``trial.missing_seeds``
+            utilities: What the utility function returned; a list of it if ``trial.missing_seeds``
                 has several.
             error: What it raised instead: the trial has failed.
 
@@ -358,16 +358,16 @@ class DPareto:
 
         Which configs are on the front depends on all trainings, so the guarantee covers *all* of
         them, not only those on the front: replicates, re-evaluations, and failed attempts. It is
-        void unless the problem's promise says that their noise is secret. Trials are chosen by the
-        results of earlier ones, so they are composed by a filter. With a budget, it is the
+        void unless the problem's ``training`` says that their noise is secret. Trials are chosen by
+        the results of earlier ones, so they are composed by a filter. With a budget, it is the
         guarantee of the ledger: the budget, however much of it was spent.
 
         Args:
             data: Whose records: those trained on, or those the utility was measured on, without
-                noise, which nothing is promised to.
+                noise, which no guarantee covers.
 
         Raises:
-            StudyError: The problem has no promise, or nothing was trained yet.
+            StudyError: The problem says nothing of its ``training``, or nothing was trained yet.
         """
         check_choice("data", data, get_args(TestOrTraining))
         if self._charged is not None and data == "training":

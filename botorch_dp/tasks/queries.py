@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from botorch_dp._checks import check_integer
-from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPrivacy
 from botorch_dp.privacy import Guarantee, sparse_vector_guarantee
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 
@@ -82,7 +82,7 @@ def sparse_vector(
         ),
         privacy=sparse_vector_epsilon,
         utility=SparseVectorUtility(num_queries, num_positives, simulations),
-        promise=TrainingPromise(guarantee=_sparse_vector_guarantee),
+        training=TrainingPrivacy(guarantee=_sparse_vector_guarantee),
         replicates=replicates,
         ref_point=ref_point,
         name=f"sparse vector technique ({num_positives} of {num_queries})",

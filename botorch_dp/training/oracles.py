@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.pareto import Batched, PrivacyUtilityProblem, TrainingPrivacy
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyUnit, dp_sgd_epsilons
 from botorch_dp.space import Config, SearchSpace
 from botorch_dp.training.plan import DELTA, FIXED_BEFOREHAND, TrainingPlan, TrainingSettings
@@ -134,7 +134,7 @@ def problem_of(
     return PrivacyUtilityProblem(
         space,
         privacy=oracles.epsilon,
-        promise=TrainingPromise(
+        training=TrainingPrivacy(
             delta,
             unit=unit,
             guarantee=oracles.guarantee,

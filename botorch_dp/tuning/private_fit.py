@@ -338,15 +338,15 @@ def _trainer_and_space(
 ) -> tuple[DPTrainer, SearchSpace | None]:
     if isinstance(given, DPTrainer):
         return given, space
-    if given.promise is None or given.promise.trainer is None:
+    if given.training is None or given.training.trainer is None:
         raise PrivacyError(
-            f"The problem {given.name!r} measures utilities and has no `promise.trainer` that "
+            f"The problem {given.name!r} measures utilities and has no `training.trainer` that "
             "could publish a model: pass a DPTrainer, or a problem with one."
         )
     if space is None:
         tuned = {n: p for n, p in given.space.parameters.items() if n in _TUNED}
         space = SearchSpace(constraints=given.space.constraints, products=(), **tuned)
-    return given.promise.trainer(), space
+    return given.training.trainer(), space
 
 
 def _checked_fixed(fixed: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def main() -> None:
         row_distance=1.0,
         log=folder / "curator.sqlite",
     )
-    print(curator.promise)
+    print(curator.statement)
     app = curator_app(curator, token=os.environ["BOTORCH_DP_TOKEN"], folder=folder)
     uvicorn.run(app, port=port, log_level="warning")
 

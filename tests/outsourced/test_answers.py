@@ -65,12 +65,12 @@ class TestPrivateAnswers:
 
     def test_what_the_other_party_is_told(self) -> None:
         curator = curator_of(PrivateAnswers(epsilon=0.4, bounds=(0.0, 0.1)))
-        assert str(curator.guarantee) in curator.promise
-        assert "0.4-differentially private" in curator.promise
+        assert str(curator.guarantee) in curator.statement
+        assert "0.4-differentially private" in curator.statement
         assert "whether and when a measurement fails" in str(curator.answers.price())
         seeded = curator_of(PrivateAnswers(epsilon=0.4, bounds=(0.0, 0.1)), unsafe_seed=3)
-        assert curator.promise.count("nothing is promised") == 0
-        assert seeded.promise.count("nothing is promised") == 2
+        assert curator.statement.count("nothing is promised") == 0
+        assert seeded.statement.count("nothing is promised") == 2
 
     @pytest.mark.parametrize("answer", [math.nan, math.inf, -math.inf, 1e300])
     def test_no_answer_raises(self, answer: float) -> None:

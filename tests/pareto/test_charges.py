@@ -87,13 +87,13 @@ class Trains:
 
 
 def problem(train: Any = Trains(), **options: Any) -> PrivacyUtilityProblem:
-    promise = {"delta": 1e-6, "guarantee": guarantee, "secret_noise": True}
-    promise |= {name: options.pop(name) for name in list(promise) if name in options}
+    training = {"delta": 1e-6, "guarantee": guarantee, "secret_noise": True}
+    training |= {name: options.pop(name) for name in list(training) if name in options}
     return PrivacyUtilityProblem(
         SPACE,
         privacy=privacy,
         utility=train,
-        promise=toy.TrainingPromise(**promise),
+        training=toy.TrainingPrivacy(**training),
         name="paid",
         **options,
     )
@@ -221,7 +221,7 @@ def test_whatever_bounds_say_nothing_starts_beyond_the_budget(factor: float) -> 
         privacy=privacy,
         utility=Trains(),
         batched=Batched(epsilons=lambda configs: [factor * privacy(c) for c in configs]),
-        promise=toy.TrainingPromise(1e-6, secret_noise=True),
+        training=toy.TrainingPrivacy(1e-6, secret_noise=True),
     )
     budget = PrivacyBudget(12.0, 1e-4)
     tried = DPareto(counted, budget=budget, seed=0, candidates=64)

@@ -109,9 +109,9 @@ class TestWithoutAPromise:
         study = DPareto(self.problem, seed=0, acquisition="random")
         front = study.run(3)
         for asked in (study.publication_guarantee, lambda: front.guarantee):
-            with pytest.raises(StudyError, match=r"pass `promise=TrainingPromise\(delta"):
+            with pytest.raises(StudyError, match=r"pass `training=TrainingPrivacy\(delta"):
                 asked()
-        with pytest.raises(StudyError, match="`promise=TrainingPromise"):
+        with pytest.raises(StudyError, match="`training=TrainingPrivacy"):
             DPareto(self.problem, budget=PrivacyBudget(1.0, 1e-6))
         assert not {"relation", "delta"} & set(self.problem.description())
 

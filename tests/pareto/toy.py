@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPromise
+from botorch_dp.pareto import PrivacyUtilityProblem, TrainingPrivacy
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 
 SPACE = SearchSpace(noise=Real(0.1, 10.0, log=True), epochs=Integer(1, 20))
@@ -61,8 +61,8 @@ class KillsOnce:
 def problem(
     train: Callable[[Config, int], Any] | None = utility, *, replicates: int = 1, **options: Any
 ) -> PrivacyUtilityProblem:
-    """The problem; options of its promise may be given directly."""
-    names = [each.name for each in fields(TrainingPromise)]
-    promise = TrainingPromise(**{name: options.pop(name) for name in names if name in options})
-    options = {"privacy": epsilon, "name": "toy", "promise": promise} | options
+    """The problem; options of its training may be given directly."""
+    names = [each.name for each in fields(TrainingPrivacy)]
+    training = TrainingPrivacy(**{name: options.pop(name) for name in names if name in options})
+    options = {"privacy": epsilon, "name": "toy", "training": training} | options
     return PrivacyUtilityProblem(SPACE, utility=train, replicates=replicates, **options)

@@ -29,11 +29,11 @@ class TestEveryProblem:
         problem = make(data=data, replicates=2)
         assert isinstance(problem, PrivacyUtilityProblem)
         assert problem.ref_point == (10.0, 1.0)
-        assert problem.promise.unit.relation is NeighboringRelation.REPLACE_ONE
+        assert problem.training.unit.relation is NeighboringRelation.REPLACE_ONE
         assert problem.replicates == 2
         for config in problem.space.sample(20, seed=1):
             assert problem.epsilon(config) > 0
-            promised = problem.training_guarantee(config, 0.0).epsilon(problem.promise.delta)
+            promised = problem.training_guarantee(config, 0.0).epsilon(problem.training.delta)
             assert promised == pytest.approx(problem.epsilon(config))
 
     def test_bounds_of_many_candidates_are_upper_bounds(self, make, data: str) -> None:

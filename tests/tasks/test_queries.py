@@ -19,8 +19,8 @@ class TestEpsilon:
         assert PROBLEM.epsilon(config) == pytest.approx((1 + root) * (1 + root**2) / noise)
         proven = sparse_vector_guarantee(noise_scale=noise, max_positives=count)
         assert PROBLEM.epsilon(config) == pytest.approx(proven.epsilon(), rel=1e-6)
-        assert PROBLEM.promise.guarantee is not None
-        assert PROBLEM.promise.guarantee(config) == proven
+        assert PROBLEM.training.guarantee is not None
+        assert PROBLEM.training.guarantee(config) == proven
 
 
 class TestSimulation:

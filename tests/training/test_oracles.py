@@ -28,9 +28,9 @@ def test_prices_are_those_of_the_plans(batches: str) -> None:
     problem = each.problem(SPACE, **FIXED, epochs=3, delta=1e-6, replicates=2)
     plan = each.plan(**CONFIG, **FIXED, epochs=3, delta=1e-6)
     assert problem.epsilon(CONFIG) == plan.epsilon
-    assert problem.promise.delta == 1e-6 and problem.replicates == 2
-    assert problem.promise.unit.relation is each.relation
-    promised = problem.promise.guarantee(CONFIG)  # type: ignore[misc]
+    assert problem.training.delta == 1e-6 and problem.replicates == 2
+    assert problem.training.unit.relation is each.relation
+    promised = problem.training.guarantee(CONFIG)  # type: ignore[misc]
     assert promised.losses == plan.guarantee.losses
     # A study chooses configurations by results, and counts it: nobody need have fixed them.
     assert "tuning on them" in str(plan.guarantee) and "tuning on them" not in str(promised)
@@ -77,7 +77,7 @@ def test_its_models_can_be_published() -> None:
     space = SearchSpace(**SPACE.parameters, **{n: Integer(2, 6) for n in ("batch_size", "epochs")})
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     problem = trainer(relation=relation).problem(space, clip_norm=1.0)
-    assert problem.promise.trainer().relation is relation  # type: ignore[misc]
+    assert problem.training.trainer().relation is relation  # type: ignore[misc]
     with pytest.raises(ValueError, match="`space` must name the settings"):
         PrivateFit(problem, budget=PrivacyBudget(1.0, 1e-5))  # the clipping norm was fixed
 

@@ -366,7 +366,7 @@ def test_a_problem_is_about_people() -> None:
     space = SearchSpace(noise_multiplier=Real(0.5, 8.0))
     settings = {k: v for k, v in SETTINGS.items() if k != "noise_multiplier"}
     problem = trainer.problem(space, **settings)
-    assert problem.promise.unit == PrivacyUnit.of_person(4, NeighboringRelation.REPLACE_ONE)
+    assert problem.training.unit == PrivacyUnit.of_person(4, NeighboringRelation.REPLACE_ONE)
     config = {"noise_multiplier": 2.0}
     (bound,) = problem.batched.epsilons([config])
     assert trainer.plan(**SETTINGS).epsilon <= bound <= 1.1 * trainer.plan(**SETTINGS).epsilon
