@@ -37,7 +37,6 @@ from botorch_dp.privacy import (
     compose,
     gaussian_mechanism,
     gaussian_mu,
-    laplace_guarantee,
 )
 from tests.privacy.charging import balance_of
 
@@ -197,8 +196,8 @@ def audited(mu: float, samples: int, claimed_mu: float, delta: float = 0.1) -> b
 
 def test_audit_and_its_broken_version() -> None:
     assert audited(1.0, 2000, claimed_mu=1.0)
-    # Half the noise: its bound is 2.4 on average, with a deviation of 0.1; 1.16 is claimed.
-    assert not audited(2.0, 8000, claimed_mu=1.0)
+    # A third of the noise: its bound is far above the 1.16 that is claimed.
+    assert not audited(3.0, 2000, claimed_mu=1.0)
 
 
 @pytest.mark.slow
@@ -257,22 +256,6 @@ def test_rows_are_charged_before_the_records_are_read() -> None:
         with pytest.raises(BudgetExhausted):
             objective(point(1))
         assert {entry.label for entry in ledger.entries()} == {"loss"}
-
-
-def test_relation_of_the_ledger_must_agree() -> None:
-    with PrivacyLedger(
-        budget=PrivacyBudget(1.0, 1e-6), relation=NeighboringRelation.ADD_OR_REMOVE_ONE
-    ) as ledger:
-        objective = PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.01, ledger=ledger)
-        with pytest.raises(PrivacyError, match="relation"):
-            objective(point())
-
-
-def test_refused_by_a_ledger_of_summed_releases() -> None:
-    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
-        ledger.charge(laplace_guarantee(sensitivity=1.0, epsilon=0.1))
-        with pytest.raises(BudgetExhausted, match="first charge"):
-            PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.01, ledger=ledger)(point())
 
 
 def test_simulated_noise_repeats_and_differs_between_rows() -> None:
@@ -400,6 +383,7 @@ def test_log_expected_improvement_loop_until_the_budget_ends() -> None:
         assert abs(best - 0.3) < 0.1
 
 
+@pytest.mark.xdist_group("ax")
 def test_ax_loop() -> None:
     api = pytest.importorskip("ax.api.client")
     configs = pytest.importorskip("ax.api.configs")
@@ -473,22 +457,15 @@ def test_plan_says_what_the_noise_hides_and_what_it_would_take():
     plan = objective.plan()
     assert plan.noise_std == objective.noise_std
     assert "records or epsilon" in plan.advice and "50 evaluations" in str(plan)
-    more = PrivateObjective.for_budget(
-        lambda X: X,
-        bounds=(0.0, 1.0),
-        ledger=PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)),
-        evaluations=50,
-        num_records=plan.needed_records,
-    )
-    assert "can be seen" in more.plan().advice
-    richer = PrivateObjective.for_budget(
-        lambda X: X,
-        bounds=(0.0, 1.0),
-        ledger=PrivacyLedger(budget=PrivacyBudget(1.0001 * plan.needed_epsilon, 1e-6)),
-        evaluations=50,
-        num_records=1000,
-    )
-    assert "can be seen" in richer.plan().advice
+    for epsilon, records in ((1.0, plan.needed_records), (1.0001 * plan.needed_epsilon, 1000)):
+        more = PrivateObjective.for_budget(
+            lambda X: X,
+            bounds=(0.0, 1.0),
+            ledger=PrivacyLedger(budget=PrivacyBudget(epsilon, 1e-6)),
+            evaluations=50,
+            num_records=records,
+        )
+        assert "can be seen" in more.plan().advice
     assert "can be seen" in objective.plan(difference=1.0).advice
     with pytest.raises(ValueError, match="evaluations"):
         PrivateObjective(lambda X: X, bounds=(0.0, 1.0), mu=1.0, num_records=10).plan()
@@ -545,12 +522,3 @@ def test_for_budget_warns_of_a_large_delta() -> None:
             PrivateObjective.for_budget(
                 distances, bounds=(0.0, 1.0), ledger=ledger, evaluations=3, num_records=records
             )
-
-
-def test_settings_of_the_caller_are_a_printed_condition() -> None:
-    text = str(PrivateObjective(distances, bounds=(0.0, 1.0), mu=1.0).price())
-    for words in (
-        "depends only on that record",
-        "the bounds, mu and the number of records were chosen",
-    ):
-        assert words in text

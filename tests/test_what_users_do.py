@@ -190,6 +190,7 @@ def clipped_sum(row: Loss, records: Records) -> Tensor:
     return total
 
 
+@pytest.mark.one_in(5)  # all places and all losses
 @pytest.mark.parametrize("place", TRAINING)
 @pytest.mark.parametrize("row", LOSSES)
 def test_a_loss_works_or_is_refused(row: str, place: str) -> None:
@@ -346,6 +347,7 @@ def optuna_loop(case: Case, ledger: PrivacyLedger) -> None:
 SEARCHES = {"PrivateSearch": search, "PrivateSearchCV": search_cv, "Optuna": optuna_loop}
 
 
+@pytest.mark.one_in(4)  # all places, and three of four rows
 @pytest.mark.parametrize("place", SEARCHES)
 @pytest.mark.parametrize("row", ROWS)
 def test_an_estimator_and_its_records_work_or_are_refused(row: str, place: str) -> None:
@@ -354,6 +356,7 @@ def test_an_estimator_and_its_records_work_or_are_refused(row: str, place: str) 
     assert bool(ledger.entries()) == (case.refused is None)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("row", [row for row, case in ROWS.items() if case.refused is None])
 def test_a_record_has_its_own_score_only(row: str) -> None:
     """That of an estimator which sees it alone; and others keep theirs if it is exchanged."""
@@ -391,6 +394,7 @@ PRIVATE = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("place", PRIVATE)
 @pytest.mark.parametrize("row", SAID)
 def test_a_private_estimator_fits_or_refuses(row: str, place: str) -> None:

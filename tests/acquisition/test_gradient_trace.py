@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from botorch.acquisition.input_constructors import get_acqf_input_constructor
-from botorch.fit import fit_fully_bayesian_model_nuts, fit_gpytorch_mll
+from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.fully_bayesian import SaasFullyBayesianSingleTaskGP
 from botorch.models.map_saas import EnsembleMapSaasSingleTaskGP
@@ -138,34 +138,6 @@ def test_simplex_trace_in_closed_form() -> None:
     assert float(trace) / d == pytest.approx(h**2 * (d - 1) / (2 * d), rel=0.05)
 
 
-class Ensemble(SingleTaskGP):
-    """Like a fully Bayesian model: the batch dimension counts the members."""
-
-    _is_ensemble = True
-
-
-def test_ensembles_are_averaged() -> None:
-    X = torch.rand(6, D, dtype=torch.double)
-    many = RBFKernel(batch_shape=torch.Size([2])).double()
-    many.lengthscale = torch.tensor([0.5, 1.0], dtype=torch.double).reshape(2, 1, 1)
-    Y = X.sum(-1, keepdim=True)
-    ensemble = Ensemble(
-        X.expand(2, 6, D),
-        Y.expand(2, 6, 1),
-        torch.full((2, 6, 1), 0.03**2, dtype=torch.double),
-        covar_module=many,
-        outcome_transform=None,
-    )
-    Z = torch.rand(4, 3, D, dtype=torch.double)
-    members = []
-    for lengthscale in (0.5, 1.0):
-        member = public_gp(X, Y, kernel=kernel(lengthscale=lengthscale), noise_std=0.03)
-        members.append(GradientTrace(member, centre())(Z))
-    values = GradientTrace(ensemble, centre())(Z)
-    assert values.shape == (4,)
-    torch.testing.assert_close(values, torch.stack(members).mean(0), rtol=1e-6, atol=1e-8)
-
-
 def fully_bayesian(X: Tensor, Y: Tensor, Yvar: Tensor | None = None, **options: Any) -> Model:
     """BoTorch's model with given instead of sampled hyper-parameters, which take half a minute."""
     pytest.importorskip("numpyro", reason="needs botorch[fully_bayesian]")
@@ -200,6 +172,7 @@ def average_trace_by_differences(model: Model, location: Tensor, h: float = 2e-3
 
 
 @pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.OptimizationWarning")
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("known_noise", [False, True])
 @pytest.mark.parametrize("kind", ["fully bayesian", "fully bayesian, warped", "map saas"])
 def test_real_ensembles_are_averaged(kind: str, known_noise: bool) -> None:
@@ -237,20 +210,6 @@ def test_real_ensembles_are_averaged(kind: str, known_noise: bool) -> None:
     assert candidates.shape == (2, D)
 
 
-@pytest.mark.slow
-def test_an_ensemble_of_sampled_hyper_parameters() -> None:
-    pytest.importorskip("numpyro", reason="needs botorch[fully_bayesian]")
-    X = torch.rand(8, D, dtype=torch.double)
-    model = SaasFullyBayesianSingleTaskGP(X, X.sin().sum(-1, keepdim=True))
-    fit_fully_bayesian_model_nuts(
-        model, warmup_steps=8, num_samples=8, thinning=2, disable_progbar=True
-    )
-    acqf = GradientTrace(model, centre())
-    now = average_trace_by_differences(model, centre())
-    torch.testing.assert_close(acqf.covariance.trace(), now, rtol=2e-2, atol=0)
-    assert (acqf(torch.rand(4, 2, D, dtype=torch.double)) <= 0).all()
-
-
 def test_a_list_of_one_model_works_and_others_are_refused_in_a_sentence() -> None:
     model = fixed_gp()
     X = torch.rand(4, 2, D, dtype=torch.double)
@@ -285,6 +244,7 @@ def test_search_succeeds_where_random_restarts_fail(d: int) -> None:
         assert -float(stuck) > 0.1 * prior
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("q", [1, 2, 7])
 def test_any_number_of_points_and_sequential_search(q: int) -> None:
     acqf = GradientTrace(fixed_gp(), centre())
@@ -332,13 +292,6 @@ def test_initial_conditions_keep_fixed_features_and_leave_constraints_to_botorch
         with pytest.raises(ValueError, match="`bounds` must"):
             gen_gradient_trace_initial_conditions(acqf, bounds, 2, 2, 8)
     assert gen_batch_initial_conditions(acqf, unit_box(D), 2, 2, 8).shape == (2, 2, D)
-
-
-def test_input_constructor_is_registered() -> None:
-    model = fixed_gp()
-    construct = get_acqf_input_constructor(GradientTrace)
-    inputs = construct(model=model, training_data=None, objective=None, location=[0.5] * D)
-    assert GradientTrace(**inputs)(torch.rand(2, D, dtype=torch.double)).shape == (1,)
 
 
 def test_the_model_is_left_alone_and_single_precision_refused() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.deterministic import GenericDeterministicModel
 from botorch.models.map_saas import EnsembleMapSaasSingleTaskGP
@@ -207,14 +206,6 @@ class TestValues:
         scale = torch.tensor([-3.0, 0.5], **DOUBLE)
         value = evaluate(kind, mean / scale, std / scale.abs(), front, weights=scale)
         torch.testing.assert_close(value, expected)
-
-    @pytest.mark.parametrize("kind", BOTH)
-    def test_outcomes_are_selected_in_order(self, kind: type) -> None:
-        mean, std, front = random_problem(2, seed=4)
-        unrelated = torch.full_like(mean[:, :1], 1e3)
-        shuffled = [torch.cat([part[:, 1:], unrelated, part[:, :1]], -1) for part in (mean, std)]
-        value = evaluate(kind, *shuffled, front, outcomes=[2, 0])
-        torch.testing.assert_close(value, evaluate(kind, mean, std, front))
 
 
 class TestGradients:
@@ -500,14 +491,6 @@ class TestPendingPoints:
         function.set_X_pending(X[:0, 0])
         assert torch.equal(function(X), before)
 
-    def test_refused_by_models_that_cannot_be_conditioned(self) -> None:
-        mean, std, front = random_problem(2, seed=9)
-        function, X = acquisition(HypervolumeProbabilityOfImprovement, mean, std, front)
-        value = function(X)
-        with pytest.raises(UnsupportedError, match=r"`X_pending`: a MockModel cannot"):
-            function.set_X_pending(X[0])
-        assert function.X_pending is None and torch.equal(function(X), value)
-
     def test_points_of_another_dimension_are_refused(self) -> None:
         function = on_toy_model(LogHypervolumeProbabilityOfImprovement, toy_model("plain"))
         X = torch.rand(2, 1, 3, **DOUBLE)
@@ -540,17 +523,13 @@ class TestArguments:
             ({"outcomes": [0]}, "`outcomes` must name one of the model's 2 outputs"),
         ],
     )
-    @pytest.mark.parametrize("kind", BOTH)
-    def test_refused(self, kind: type, options: dict[str, Any], message: str) -> None:
+    def test_refused(self, options: dict[str, Any], message: str) -> None:
         mean, std, front = random_problem(2, seed=0)
-        model = acquisition(kind, mean, std, front)[0].model
+        model = acquisition(HypervolumeProbabilityOfImprovement, mean, std, front)[0].model
         with pytest.raises(ValueError, match=message):
-            kind(model, **{"ref_point": [0.0, 0.0], "partitioning": partition(front), **options})
-
-    def test_number_of_outputs(self) -> None:
-        mean, std, _ = random_problem(3, seed=0)
-        with pytest.raises(ValueError, match=r"`outcomes` .*3 outputs.*2 objectives"):
-            evaluate(HypervolumeProbabilityOfImprovement, mean, std, mean[:, :2])
+            HypervolumeProbabilityOfImprovement(
+                model, **{"ref_point": [0.0, 0.0], "partitioning": partition(front), **options}
+            )
 
     def test_temperature(self) -> None:
         mean, std, front = random_problem(2, seed=0)
@@ -565,18 +544,6 @@ class TestArguments:
         assert function.weights.tolist() == [0.1, -0.7]
         function = HypervolumeProbabilityOfImprovement(function.model, [-0.1, 0.3], **options)
         assert function.ref_point.tolist() == [-0.1, 0.3]
-
-    def test_partitioning_that_was_never_filled(self) -> None:
-        mean, std, front = random_problem(2, seed=0)
-        unfilled = FastNondominatedPartitioning(torch.zeros(2, **DOUBLE))
-        with pytest.raises(ValueError, match=r"no outcomes yet.*torch.empty\(0, 2\)"):
-            evaluate(HypervolumeProbabilityOfImprovement, mean, std, front, partitioning=unfilled)
-
-    def test_infinite_reference(self) -> None:
-        mean, std, front = random_problem(2, seed=0)
-        ref_point = torch.tensor([0.0, -math.inf], **DOUBLE)
-        with pytest.raises(ValueError, match="`ref_point` must be finite"):
-            evaluate(HypervolumeProbabilityOfImprovement, mean, std, front, ref_point=ref_point)
 
     def test_precision_of_the_front(self) -> None:
         model = toy_model("plain")

@@ -15,7 +15,6 @@ from botorch.acquisition.multi_objective.objective import (
 )
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models import ModelListGP, SingleTaskGP
-from botorch.models.map_saas import EnsembleMapSaasSingleTaskGP
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.multi_objective.box_decompositions.non_dominated import (
     FastNondominatedPartitioning,
@@ -116,19 +115,6 @@ def test_points_of_several_data_sets_form_one_baseline(X: Tensor, Y: Tensor) -> 
     )
     assert built.partitioning.Y.shape == (8, 2)
     assert built(torch.rand(3, 1, 2, **DOUBLE)).shape == (3,)
-
-
-def test_front_of_an_ensemble_is_its_average(X: Tensor, Y: Tensor) -> None:
-    model = ModelListGP(*(EnsembleMapSaasSingleTaskGP(X, y, num_taus=3) for y in Y.split(1, -1)))
-    built = build(
-        LogHypervolumeProbabilityOfImprovement,
-        model,
-        X_baseline=X,
-        ref_point=[-5.0, 0.0, -5.0],
-        X_pending=torch.rand(2, 2, **DOUBLE),
-    )
-    assert built.partitioning.Y.shape == (8, 3)
-    assert built(torch.rand(4, 1, 2, **DOUBLE)).isfinite().all()
 
 
 def test_a_missing_reference_is_asked_for(X: Tensor, Y: Tensor) -> None:

@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
 
 import pytest
 import torch
-from botorch.acquisition import UpperConfidenceBound
 from botorch.acquisition.input_constructors import get_acqf_input_constructor
-from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.exceptions import UnsupportedError
-from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf, optimize_acqf_discrete
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.testing import MockModel, MockPosterior
@@ -81,10 +78,6 @@ def test_steps_are_counted_from_one(step):
         SCHEDULE(step)
 
 
-def test_schedule_is_data():
-    assert pickle.loads(pickle.dumps(SCHEDULE)) == SCHEDULE
-
-
 @pytest.mark.parametrize("dtype", [torch.float, torch.double])
 def test_hand_computed_value_with_a_mock_model(dtype):
     mean = torch.tensor([[[0.5]], [[-1.0]]], dtype=dtype)
@@ -94,15 +87,6 @@ def test_hand_computed_value_with_a_mock_model(dtype):
     width = math.sqrt(SCHEDULE(3))
     expected = torch.tensor([0.5 + 2 * width, -1.0 + 0.5 * width], dtype=dtype)
     torch.testing.assert_close(acqf(torch.zeros(2, 1, 2, dtype=dtype)), expected)
-
-
-def test_equals_botorchs_ucb_at_the_same_beta():
-    gp = model()
-    X = torch.rand(3, 4, 1, 2, dtype=torch.double)
-    ours = PrivateUpperConfidenceBound(gp, schedule=SCHEDULE, step=7)(X)
-    theirs = UpperConfidenceBound(gp, beta=SCHEDULE(7))(X)
-    assert ours.shape == (3, 4)
-    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_gradient_is_right():
@@ -171,24 +155,6 @@ def test_batched_models():
         )
         alone = PrivateUpperConfidenceBound(single, schedule=SCHEDULE, step=6)(new)
         torch.testing.assert_close(values[part : part + 1], alone)
-
-
-def test_multi_outcome_models_need_a_posterior_transform():
-    pair = ModelListGP(model(), model(seed=1))
-    with pytest.raises(UnsupportedError):
-        PrivateUpperConfidenceBound(pair, schedule=SCHEDULE, step=7)
-    weights = torch.tensor([1.0, -1.0], dtype=torch.double)
-    acqf = PrivateUpperConfidenceBound(
-        pair,
-        schedule=SCHEDULE,
-        step=7,
-        posterior_transform=ScalarizedPosteriorTransform(weights=weights),
-    )
-    X = torch.rand(2, 1, 2, dtype=torch.double)
-    posterior = pair.posterior(X)
-    mean = (posterior.mean * weights).sum(-1).squeeze(-1)
-    deviation = posterior.variance.sum(-1).sqrt().squeeze(-1)
-    torch.testing.assert_close(acqf(X), mean + math.sqrt(SCHEDULE(7)) * deviation)
 
 
 def test_batches_and_pending_points_are_refused_clearly():

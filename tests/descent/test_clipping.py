@@ -51,11 +51,6 @@ ADVERSARIES = {
 }
 
 
-def norm_upwards(vector: list[float]) -> Fraction:
-    """The exact square of a float vector's norm."""
-    return sum((Fraction(x) ** 2 for x in vector), Fraction(0))
-
-
 @pytest.mark.parametrize("first", ADVERSARIES)
 @pytest.mark.parametrize("second", ADVERSARIES)
 def test_replacing_a_record_moves_the_mean_by_at_most_2b_over_n(first: str, second: str) -> None:
@@ -226,13 +221,3 @@ def test_losses_get_the_dtype_of_the_points_and_no_graph() -> None:
 def test_wrong_shapes_are_named(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="`record_losses`"):
         read_losses(lambda _: torch.zeros(shape, dtype=torch.double), X, 5)
-
-
-def test_losses_may_come_from_training_with_gradients() -> None:
-    def train_and_score(X: Tensor) -> Tensor:
-        weight = torch.zeros(2, dtype=torch.double, requires_grad=True)
-        (X @ weight - 1).square().sum().backward()
-        assert weight.grad is not None
-        return X @ (weight - weight.grad).unsqueeze(-1)
-
-    assert not read_losses(train_and_score, X, 1).requires_grad

@@ -120,18 +120,3 @@ def test_nothing_is_asked_where_nothing_is_left_to_learn() -> None:
     assert len(Design(tolerance=1.0).propose(belief)[0]) == 0
     spanned = belief_at(PolynomialKernel(power=2), points=torch.randn(60, D).double())
     assert len(Design().propose(spanned)[0]) == 0
-
-
-def test_refusals_name_the_argument() -> None:
-    with pytest.raises(ValueError, match="`design"):
-        Design("sobol")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="`radius`"):
-        Design(radius=0.0)
-    with pytest.raises(ValueError, match="`radius`"):
-        Design(radius=(0.1, -0.1))
-    with pytest.raises(ValueError, match="`max_points`"):
-        Design(max_points=0)
-    with pytest.raises(ValueError, match="`design"):
-        as_design(None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="pair"):
-        Design(radius=(0.1, 0.2, 0.3))  # type: ignore[arg-type]

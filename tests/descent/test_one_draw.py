@@ -73,6 +73,7 @@ def start(ledger: PrivacyLedger | None, losses: Any = small_losses, **changes: A
 # Copies: each is a new run.
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "fork"])
 @pytest.mark.parametrize("in_file", [False, True])
 def test_a_copy_of_a_run_under_way_pays_for_what_remains(

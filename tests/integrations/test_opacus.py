@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import doctest
 import math
 import multiprocessing
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from botorch_dp.privacy import (
     dp_sgd_epsilon,
 )
 from botorch_dp.space import Integer, Real, SearchSpace
-from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss
+from botorch_dp.training import DPTrainer, cross_entropy_loss
 from botorch_dp.training.randomness import SystemRandomness
 from tests.training.helpers import FLOAT_DATA, NETWORK, clipped_sum, per_example_gradients
 from tests.training.models import CLASSES, HOSTILE, MODELS
@@ -235,14 +233,16 @@ def test_a_record_that_is_not_finite_counts_as_zero(bad: float) -> None:
 REFUSED = [name for name, case in MODELS.items() if "opacus" in case.refused]
 
 
-@pytest.mark.parametrize("name", [*REFUSED, "network", "table", "LSTM of Opacus", "frozen body"])
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", ["network", *REFUSED, "table", "LSTM of Opacus", "frozen body"])
 def test_each_model_is_clipped_as_single_records_are_or_refused(name: str) -> None:
     case = MODELS[name]
     classes = torch.arange(len(case.X)) % CLASSES
     data, ledger = TensorDataset(case.X, classes), PrivacyLedger(budget=PrivacyBudget(9.0, 1e-4))
     model = case.factory()
     if "opacus" in case.refused:
-        with pytest.raises(ValueError, match=f"cannot train.*{case.refused['opacus']}"):
+        said = f"cannot train.*{case.refused['opacus']}.*DPTrainer.*takes the model as it is"
+        with pytest.raises(ValueError, match=said):
             Made(PrivacyEngine(ledger=ledger), model=model, data=data)
         assert not ledger.entries()
         return
@@ -257,6 +257,7 @@ def test_each_model_is_clipped_as_single_records_are_or_refused(name: str) -> No
     torch.testing.assert_close(size * moved, clipped_sum(rows, 0.5), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_models_that_mix_records_are_refused_where_it_shows(name: str) -> None:
     hostile = HOSTILE[name]
@@ -286,10 +287,6 @@ def test_a_model_whose_final_gradients_are_others_is_not_handed_out(
 
 
 # --- Loops. ---
-
-
-def more_steps(loop: Made) -> None:
-    loop.train(3)
 
 
 def the_same_batch_twice(loop: Made) -> None:
@@ -342,10 +339,6 @@ def half_a_batch(loop: Made) -> None:
         next(iter(loop.loader))
 
 
-def chosen_records(loop: Made) -> None:
-    loop.loader.dataset[0]
-
-
 def the_inner_optimizer(loop: Made) -> None:
     batches = iter(loop.loader)
     loop.backward(*next(batches))
@@ -387,32 +380,12 @@ def larger_clipping_norm(loop: Made) -> None:
     loop.optimizer.step()
 
 
-def a_copy(loop: Made) -> None:
-    copy.deepcopy(loop.optimizer)
-
-
-def a_copy_of_the_loader(loop: Made) -> None:
-    copy.deepcopy(loop.loader)
-
-
-def a_second_training(loop: Made) -> None:
-    Made(loop.engine)
-
-
-def a_checkpoint(loop: Made) -> None:
-    loop.engine.load_checkpoint(path="x", module=loop.model)
-
-
-def promised_untrained(loop: Made) -> None:
-    loop.engine.guarantee(loop.model)
-
-
 def promised_for_another(loop: Made) -> None:
     loop.train().engine.guarantee(NETWORK())
 
 
 LOOPS = [
-    (more_steps, "All 20 planned steps"),
+    (lambda loop: loop.train(3), "All 20 planned steps"),
     (the_same_batch_twice, "no new batch"),
     (a_batch_of_its_own, "no new batch"),
     (another_batch, "not those of the"),
@@ -420,7 +393,7 @@ LOOPS = [
     (no_backward, "not those of the"),
     (skips_a_batch, "no step was taken on it"),
     (half_a_batch, "no step was taken on it"),
-    (chosen_records, "not the next ones"),
+    (lambda loop: loop.loader.dataset[0], "not the next ones"),
     (the_inner_optimizer, "Something else than the step"),
     (another_model, "not those of the"),
     (a_closure, "`closure`"),
@@ -428,17 +401,17 @@ LOOPS = [
     (frozen_later, "parameters are not those"),
     (less_noise, "another noise or clipping norm"),
     (larger_clipping_norm, "another noise or clipping norm"),
-    (a_copy, "cannot be copied"),
-    (a_copy_of_the_loader, "cannot be copied"),
-    (a_second_training, "used already"),
-    (a_checkpoint, "another engine accounted"),
-    (promised_untrained, "No step was taken"),
+    (lambda loop: copy.deepcopy(loop.optimizer), "cannot be copied"),
+    (lambda loop: copy.deepcopy(loop.loader), "cannot be copied"),
+    (lambda loop: Made(loop.engine), "used already"),
+    (lambda loop: loop.engine.load_checkpoint(path="x", module=loop.model), "another engine"),
+    (lambda loop: loop.engine.guarantee(loop.model), "No step was taken"),
     (promised_for_another, "not what the last step left"),
 ]
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("loop", "said"), LOOPS, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(("loop", "said"), LOOPS)
 def test_other_steps_than_were_priced_are_refused(loop: Any, said: str) -> None:
     """Before they leave anything in the weights that the engine would hand out."""
     made = Made()
@@ -500,23 +473,12 @@ def test_a_script_that_is_started_again_pays_again(tmp_path: Path) -> None:
         pytest.param({"noise_generator": torch.Generator()}, "unsafe_seed", id="generator"),
         ({"loss_reduction": "sum"}, "mean over the batch"),
         ({"wrap_model": False}, "model that make_private returns"),
-        ({"criterion": nn.CrossEntropyLoss(reduction="sum")}, "not the mean"),
-        ({"epochs": None}, "Give `epochs`"),
-        ({"criterion": None}, r"Give `criterion`, .* nn.CrossEntropyLoss\(\)"),
-        ({"criterion": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 9.0]))}, "at most 1"),
-        pytest.param(
-            {"criterion": lambda outputs, _: (outputs @ outputs.T).mean()},
-            "not the mean",
-            id="contrastive",
-        ),
         ({"epoch": 3}, "no argument 'epoch'"),
         ({"sampling": "poisson"}, r"no argument 'sampling'.* DPTrainer\(engine="),
         ({"grad_sample_mode": "functorch"}, r"engine='per_record'.* uses vmap"),
         ({"max_grad_norm": [1.0, 2.0]}, "max_grad_norm"),
         ({"model": nn.Linear(7, 1)}, "`loss` cannot take"),
         ({"noise_multiplier": 0.0}, "train under a seed"),
-        ({"data": [(torch.zeros(7), 0)] * 9}, "like="),
-        ({"model": nn.Sequential(nn.Linear(7, 3), nn.BatchNorm1d(3))}, "GroupNorm"),
         ({"model": opacus.GradSampleModule(nn.Linear(7, 3))}, "pass the model itself"),
     ],
     ids=str,
@@ -526,38 +488,6 @@ def test_what_cannot_be_priced_is_refused(options: dict[str, Any], said: str) ->
     with pytest.raises((TypeError, ValueError), match=said):
         Made(PrivacyEngine(ledger=ledger), **options)
     assert not ledger.entries()
-
-
-class Averaged(nn.Module):
-    """A layer on sequences of four, averaged."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer, self.head = layer, nn.Linear(4, 3)
-
-    def forward(self, X: Tensor) -> Tensor:
-        found = self.layer(X)
-        return self.head((found[0] if isinstance(found, tuple) else found).mean(dim=1))
-
-
-@pytest.mark.parametrize(
-    ("layer", "said"),
-    [
-        (nn.LSTM(4, 4, batch_first=True), r"layer is an nn.LSTM.*opacus.layers.DPLSTM"),
-        (nn.GRU(4, 4, batch_first=True), r"layer is an nn.GRU.*opacus.layers.DPGRU"),
-        (
-            nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
-            "per-sample gradients fail or are wrong",
-        ),
-        (nn.Conv1d(6, 6, 3, padding=1, padding_mode="circular"), "layer pads"),
-    ],
-    ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
-)
-def test_a_model_that_opacus_cannot_train_says_why_and_who_can(layer: nn.Module, said: str) -> None:
-    sequences = torch.randn(N, 6, 4)
-    with pytest.raises(ValueError, match=f"{said}.*DPTrainer.*takes the model as it is"):
-        Made(model=Averaged(layer), data=TensorDataset(sequences, Y))
-    DPTrainer(lambda: Averaged(layer), cross_entropy_loss, TrainTest(sequences, Y))
 
 
 def test_options_that_change_nothing_are_taken() -> None:
@@ -648,11 +578,6 @@ def test_a_model_of_records_without_targets_is_published() -> None:
             nn.functional.mse_loss(made.model(batch), batch).backward()
             made.optimizer.step()
     assert made.engine.guarantee(made.model).status == "conditional"
-    with pytest.raises(PrivacyError, match="not the mean"):
-        Made(
-            model=Autoencoder(), data=TensorDataset(X),
-            criterion=lambda outputs, inputs: (outputs - inputs.mean(0)).square().mean(),
-        )  # fmt: skip
 
 
 def test_loaders_and_optimizers_that_do_not_fit_are_refused() -> None:
@@ -723,7 +648,7 @@ def bound(samples: int) -> float:
 def test_the_audit_of_one_step_passes_and_broken_engines_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    samples = 500
+    samples = 200
     claim = dp_sgd_epsilon(
         noise_multiplier=HOW["noise_multiplier"], batch_size=3, num_records=3, steps=1, delta=0.01
     )
@@ -827,17 +752,6 @@ def test_a_loop_that_takes_other_steps_than_its_price_is_refused() -> None:
         opacus_problem(quieter, SPACE, num_records=N, batch_size=6, epochs=3)
     with pytest.raises(TypeError, match="batch_size"):
         opacus_problem(quieter, SPACE, num_records=N)
-
-
-def test_the_guide_changes_at_most_twelve_lines_of_a_script() -> None:
-    page = Path(__file__).parents[2] / "docs" / "guides" / "opacus.md"
-    before, after, *_ = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
-    lines = difflib.ndiff(before.splitlines(), after.splitlines())
-    changed = [line for line in lines if line.startswith("+ ")]
-    assert 0 < len(changed) <= 12
-    assert f"{['No', 'One', 'Two', 'Three', 'Four', 'Five', 'Six'][len(changed)]} lines change" in (
-        page.read_text()
-    )
 
 
 def test_examples_run() -> None:

@@ -83,21 +83,6 @@ def test_agrees_with_the_gpytorch_posterior_also_for_repeated_points(name, noise
     assert gp.num_observations == len(indices)
 
 
-@quiet_gpytorch
-@pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-10, 1e-7])
-def test_tiny_noise_and_none_agree_with_gpytorch(noise):
-    choices = torch.linspace(0, 1, 40, dtype=torch.double).unsqueeze(-1)
-    kernel = MaternKernel(nu=1.5)
-    kernel.lengthscale = 0.2
-    indices = list(range(0, 40, 5))
-    values = torch.sin(6 * choices[indices, 0])
-    gp = observed(FiniteSetGP(choices, kernel=kernel, noise_std=noise**0.5), indices, values)
-    model = public_gp(choices[indices], values.unsqueeze(-1), kernel=kernel, noise_std=noise**0.5)
-    exact = model.posterior(choices)
-    torch.testing.assert_close(gp.mean, exact.mean.squeeze(-1), rtol=0, atol=1e-8)
-    torch.testing.assert_close(gp.variance, exact.variance.squeeze(-1), rtol=0, atol=1e-8)
-
-
 @pytest.mark.parametrize("noise", [0.0, 1e-14, 1e-13, 1e-10])
 def test_repeats_with_tiny_noise_match_their_average(noise):
     """n repeats are one observation of their mean with noise/n: well conditioned, hence exact."""
@@ -201,14 +186,6 @@ def test_copies_and_pickles_go_on_alone():
         assert not torch.equal(copied.mean, before)
 
 
-def test_duplicated_choices_share_one_posterior():
-    choices = torch.rand(10, 2, dtype=torch.double)
-    doubled = torch.cat([choices, choices])
-    gp = observed(FiniteSetGP(doubled, kernel=RBFKernel(), noise_std=0.0), [4, 14], [1.0, 1.0])
-    torch.testing.assert_close(gp.mean[:10], gp.mean[10:])
-    torch.testing.assert_close(gp.variance[:10], gp.variance[10:])
-
-
 def test_information_gain_is_half_the_log_determinant():
     choices = torch.rand(30, 2, dtype=torch.double)
     indices = [1, 4, 4, 9, 20, 1]
@@ -227,13 +204,6 @@ def test_prior_before_any_observation():
     assert torch.equal(gp.mean, torch.zeros(7, dtype=torch.double))
     torch.testing.assert_close(gp.variance, math.log(2) * choices.square().sum(-1))
     assert (gp.num_observations, gp.information_gain, gp.num_choices) == (0, 0.0, 7)
-
-
-def test_results_do_not_change_behind_the_callers_back():
-    gp = FiniteSetGP(torch.rand(5, 1).double(), kernel=RBFKernel(), noise_std=0.3)
-    mean = gp.mean
-    gp.observe(0, 3.0)
-    assert torch.equal(mean, torch.zeros(5, dtype=torch.double))
 
 
 def test_a_choice_without_prior_variance_stays_known():
@@ -345,15 +315,8 @@ def test_information_gain_is_exact_for_one_observation_and_for_one_choice():
     assert exact <= repeated <= exact / (1 - 1 / math.e) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"num_observations": 0}, "num_observations"),
-        ({"noise_std": 0.0}, "noise_std"),
-        ({"noise_std": -1.0}, "noise_std"),
-    ],
-)
-def test_information_gain_names_the_wrong_argument(arguments, match):
-    options = {"num_observations": 3, "noise_std": 0.3} | arguments
-    with pytest.raises(ValueError, match=match):
+@pytest.mark.parametrize("name", ["num_observations", "noise_std"])
+def test_information_gain_names_the_wrong_argument(name):
+    options = {"num_observations": 3, "noise_std": 0.3} | {name: 0}
+    with pytest.raises(ValueError, match=name):
         max_information_gain(RBFKernel(), torch.rand(4, 1).double(), **options)

@@ -93,14 +93,6 @@ def test_blocks_give_the_factor_of_all_points(X: Tensor) -> None:
     torch.testing.assert_close(factor.root @ factor.whiten(B), B)
 
 
-def test_noise_goes_on_the_diagonal(X: Tensor) -> None:
-    kernel = RBFKernel()
-    noise = torch.rand(12, dtype=torch.double)
-    factor, _ = factor_of(kernel, X[:5], noise[:5]).extended(X[5:], noise[5:])
-    expected = factor.derivatives.value(X, X) + torch.diag(noise)
-    torch.testing.assert_close(factor.root @ factor.root.mT, expected)
-
-
 def test_repeated_points_are_left_out_unless_noisy(X: Tensor) -> None:
     kernel = RBFKernel()
     twice = torch.stack((X[0], X[1], X[0], X[2], X[2]))
@@ -120,13 +112,6 @@ def test_a_polynomial_kernel_is_spanned_at_its_rank(power: int) -> None:
         factor.root @ factor.root.mT, factor.derivatives.value(factor.points, factor.points)
     )
     assert factor.extended(torch.randn(5, 3, dtype=torch.double))[1].tolist() == []
-
-
-def test_nearby_points_are_kept(X: Tensor) -> None:
-    """A design of radius 1e-3 length-scales is nearly, not numerically, dependent."""
-    offsets = torch.cat((torch.eye(3), torch.zeros(1, 3))).double() * 1e-3
-    factor = factor_of(RBFKernel(), X[:1] + offsets)
-    assert len(factor) == 4
 
 
 @pytest.mark.parametrize("name", kernels())
@@ -253,17 +238,6 @@ def test_an_extended_belief_is_that_of_all_points(unknown_mean: bool) -> None:
     assert belief.trace == before and len(belief.points) == 4
 
 
-@pytest.mark.parametrize("name", kernels())
-@pytest.mark.parametrize("unknown_mean", [False, True])
-def test_trace_after_has_the_right_derivative(name: str, unknown_mean: bool) -> None:
-    X = torch.rand(4, D, dtype=torch.double)
-    location = torch.tensor([0.2, 0.5, 0.9], dtype=torch.double)
-    factor = factor_of(kernels()[name], X, 1e-2)
-    belief = GradientBelief(factor, location, unknown_mean=unknown_mean)
-    Z = torch.rand(2, 3, D, dtype=torch.double, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda Z: belief.trace_after(Z, 1e-2), (Z,))
-
-
 def trace_by_autograd(belief: GradientBelief, X: Tensor, noise: float) -> Tensor:
     """The same formula with every derivative left to automatic differentiation."""
     k, flat = belief.derivatives, X.reshape(-1, X.shape[-1])
@@ -292,17 +266,6 @@ def test_closed_form_is_what_automatic_differentiation_gives(
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(*slopes, rtol=tolerance, atol=tolerance)
     assert ours.shape == batch_shape and ours.dtype == dtype
-
-
-def test_a_belief_that_was_moved_is_not_compared_with_what_it_was() -> None:
-    X = torch.rand(12, D, dtype=torch.double)
-    belief = GradientBelief(factor_of(kernels()["rbf"], X, 0.1), X[0])
-    Z = torch.rand(5, D, dtype=torch.double)
-    before = belief.trace_after(Z, 0.1)
-    after = belief.float().trace_after(Z.float(), 0.1)
-    assert after.dtype == torch.float32
-    torch.testing.assert_close(after.double(), before, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(belief.double().trace_after(Z, 0.1), before, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("unknown_mean", [False, True])
@@ -420,15 +383,6 @@ def test_single_observation_by_hand() -> None:
     slope = math.exp(-0.5)  # d/dx k(x, 1) at x = 0
     assert belief.trace.item() == pytest.approx(1 - slope**2, rel=1e-12)
     assert belief.weights.item() == pytest.approx(slope, rel=1e-12)
-
-
-def test_a_list_of_one_model_is_that_model() -> None:
-    X = torch.rand(6, D, dtype=torch.double)
-    location = torch.full((D,), 0.5, dtype=torch.double)
-    model = model_of(kernels()["matern"], X)
-    alone, listed = (GradientPosterior(m, location) for m in (model, ModelListGP(model)))
-    assert torch.equal(alone.mean, listed.mean)
-    assert torch.equal(alone.covariance, listed.covariance)
 
 
 class Ensemble(SingleTaskGP):

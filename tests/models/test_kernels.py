@@ -19,8 +19,6 @@ from gpytorch.kernels import (
 from torch import Tensor
 
 from botorch_dp.models.kernels import (
-    KernelDerivatives,
-    ScaledDerivatives,
     kernel_derivatives,
 )
 
@@ -194,38 +192,3 @@ def test_hyper_parameters_are_copied_and_cast() -> None:
     assert before.dtype == torch.double
     torch.testing.assert_close(derivatives.gradient_covariance(LOCATION), before)
     assert not any(p.requires_grad for p in derivatives.parameters())
-
-
-class Dot(KernelDerivatives):
-    """``x^T z``, the simplest kernel with a slope at coincident points."""
-
-    has_finite_rank = True
-
-    def __init__(self, *length_scales: float) -> None:
-        super().__init__(torch.tensor(length_scales or (1.0,), dtype=torch.double))
-
-    def value(self, X1: Tensor, X2: Tensor) -> Tensor:
-        return X1 @ X2.mT
-
-    def diagonal(self, X: Tensor) -> Tensor:
-        return X.square().sum(-1)
-
-    def gradient(self, location: Tensor, X: Tensor) -> Tensor:
-        return X.mT
-
-    def gradient_covariance(self, location: Tensor) -> Tensor:
-        return torch.eye(len(location), dtype=location.dtype)
-
-
-def numbers(*values: object) -> Tensor:
-    return torch.tensor(values, dtype=torch.double)
-
-
-def test_a_scaled_kernel_by_hand() -> None:
-    here, there = numbers(1, 2), numbers([3, -1])  # their dot product is 1
-    rule = ScaledDerivatives(Dot(0.5, 2.0), numbers(3).squeeze())
-    assert rule.value(here.unsqueeze(0), there).item() == 3
-    assert rule.diagonal(here.unsqueeze(0)).item() == 15
-    assert rule.gradient(here, there).squeeze(-1).tolist() == [9, -3]
-    assert rule.gradient_covariance(here).tolist() == [[3, 0], [0, 3]]
-    assert rule.length_scales.tolist() == [0.5, 2.0] and rule.has_finite_rank

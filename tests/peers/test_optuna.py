@@ -118,6 +118,7 @@ class _Sampler:
         return sampler
 
 
+@pytest.mark.slow
 class TestBasic(_Sampler, cases.BasicSamplerTestCase):  # type: ignore[misc]
     pass
 

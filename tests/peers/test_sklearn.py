@@ -66,14 +66,14 @@ class OfTheirClasses(DPClassifier):
 @pytest.mark.parametrize(
     "estimator",
     [
-        PrivateScaler(3.0, delta=1e-4, unsafe_seed=0),
-        DPRegressor(50.0, delta=1e-3, unsafe_seed=0),
-        OfTheirClasses(50.0, classes=(0, 1), delta=1e-3, unsafe_seed=0),
         OfTheirClasses(
             50.0, classes=(0, 1), bounds=(-5.0, 5.0), shape="linear", delta=1e-3, unsafe_seed=0
         ),
+        OfTheirClasses(50.0, classes=(0, 1), delta=1e-3, unsafe_seed=0),
+        DPRegressor(50.0, delta=1e-3, unsafe_seed=0),
+        PrivateScaler(3.0, delta=1e-4, unsafe_seed=0),
     ],
-    ids=["scaler", "regressor", "classifier", "linear classifier"],
+    ids=["linear classifier", "classifier", "regressor", "scaler"],
 )
 def test_an_estimator(estimator: Any) -> None:
     own = {"check_supervised_y_no_nan": _INFINITE} if isinstance(estimator, DPRegressor) else {}

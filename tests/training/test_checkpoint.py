@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import signal
-import sqlite3
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from botorch_dp._files import unpack
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.training import DPTrainer, cross_entropy_loss
-from botorch_dp.training.run import TrainingRun
-from tests.one_draw import OneDraw, in_fork
+from tests.one_draw import OneDraw
 from tests.training.helpers import (
     BATCHES,
     NETWORK,
@@ -96,23 +91,6 @@ def test_the_file_is_private_and_says_so(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.run"]
 
 
-def test_a_published_run_resumes_and_is_charged_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.run"
-    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-3))
-    loss, each = interruptible(9)
-    published = {**SETTINGS, "publish": True, "ledger": ledger}
-    with pytest.raises(KeyboardInterrupt):
-        each.fit(**published, checkpoint=path)
-    loss.armed = False
-    whole = each.fit(**published, checkpoint=path)
-    assert whole.steps == 50 and len(ledger.entries()) == 1
-    again = each.fit(**published, checkpoint=path)
-    assert torch.equal(weights(again.model), weights(whole.model))
-    assert again.guarantee == whole.guarantee and again.diagnostics == whole.diagnostics
-    each.fit(**published)
-    assert len(ledger.entries()) == 2
-
-
 def test_a_model_that_was_shown_is_the_model(tmp_path: Path) -> None:
     """Stopped and handed out: what was shown under a charge is not shown again as another one."""
     path = tmp_path / "a.run"
@@ -178,6 +156,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         ({"seed": 4, "epochs": 6}, "epochs"),
         ({"seed": 4, "delta": 1e-6}, "delta"),
         ({"publish": True}, "seed"),
+        ({"seed": 4, "curve": (1, 2)}, "curve"),
     ):
         with pytest.raises(ValueError, match=name):
             each.fit(**{**SETTINGS, **change}, checkpoint=path)
@@ -189,50 +168,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    each = trainer()
-    for content in (b"", b"hello", b"PK\x03\x04broken" * 100):
-        path.write_bytes(content)
-        with pytest.raises(PrivacyError, match="damaged"):
-            each.fit(**SETTINGS, seed=0, checkpoint=path)
-        assert path.read_bytes() == content
-
-
 def test_a_missing_folder_is_noticed_before_training(tmp_path: Path) -> None:
     each = trainer()
     with pytest.raises(PrivacyError, match="does not exist"):
         each.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "absent" / "run")
-
-
-def steps_stored(path: Path) -> int:
-    """How far the run in a file is, read beside whoever holds it."""
-    if not path.exists():
-        return 0
-    with sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10.0) as connection:
-        found = connection.execute("SELECT value FROM state WHERE name = 'training'").fetchone()
-    connection.close()
-    return 0 if found is None else unpack(found[0])[1]["step"]
-
-
-def test_a_killed_run_resumes(tmp_path: Path) -> None:
-    """SIGKILL leaves a whole checkpoint, and the run goes on to the same model."""
-    path = tmp_path / "a.run"
-    each = trainer()
-    settings = {**SETTINGS, "epochs": 80}
-    save = TrainingRun.save
-
-    def save_or_die(run: TrainingRun) -> None:
-        if run.step == 31:  # after the step, before it is stored
-            os.kill(os.getpid(), signal.SIGKILL)
-        save(run)
-
-    def killed() -> str:
-        TrainingRun.save = save_or_die  # type: ignore[method-assign]
-        each.fit(**settings, seed=4, checkpoint=path, checkpoint_seconds=0.0)
-        return "alive"
-
-    assert in_fork(killed) is None
-    assert steps_stored(path) == 30
-    resumed = each.fit(**settings, seed=4, checkpoint=path)
-    assert torch.equal(weights(resumed.model), weights(each.fit(**settings, seed=4).model))

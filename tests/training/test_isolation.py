@@ -31,7 +31,6 @@ from tests.training.helpers import (
     flat,
     make_data,
     per_example_gradients,
-    weights,
 )
 
 DATA = FLOAT_DATA
@@ -120,17 +119,6 @@ def test_what_only_the_caller_can_see_to_is_a_condition() -> None:
     assert condition(linear, cross_entropy_loss, engine="per_record")
 
 
-def test_models_are_left_as_they_are() -> None:
-    torch.manual_seed(0)
-    for model in (nn.Linear(7, 3), nn.Sequential(nn.Linear(7, 3), nn.Dropout(0.5))):
-        before, modules = weights(model).clone(), list(map(id, model.modules()))
-        DPTrainer(lambda m=model: m, cross_entropy_loss, DATA)
-        assert torch.equal(weights(model), before)
-        assert list(map(id, model.modules())) == modules
-        assert not any(layer._forward_hooks for layer in model.modules())
-    assert model[1].p == 0.5
-
-
 class Centring(nn.Module):
     """Centres its hidden layer over the batch, without any layer that a validator knows."""
 
@@ -202,12 +190,6 @@ SEQUENCES = make_data(shape=(4, 3), dtype=torch.float32)
 REFUSED_MODELS: dict[str, tuple[Any, TrainTest, type[Exception], str]] = {
     "centred": (Centring, DATA, PrivacyError, "mixes the records"),
     "stateful": (Stateful, DATA, PrivacyError, r"keeps something|mixes the records"),
-    "batch normalization": (
-        lambda: nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)),
-        DATA,
-        PrivacyError,
-        r"BatchNorm1d\(5\) mixes",
-    ),
     "running statistics": (
         lambda: InLayer(nn.InstanceNorm1d(4, affine=True, track_running_stats=True)),
         SEQUENCES,
@@ -434,20 +416,6 @@ def test_weights_have_the_effect_that_they_should(name: str, engine: str) -> Non
     torch.testing.assert_close(found.float(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_training_with_class_weights_is_another_one() -> None:
-    def weights(loss: Any) -> Tensor:
-        trainer = DPTrainer(partial(nn.Linear, 5, 10), loss, TEN)
-        return flat(trainer.fit(**SETTINGS, seed=0).model.parameters())
-
-    plain = weights(nn.CrossEntropyLoss())
-    assert not torch.allclose(
-        weights(nn.CrossEntropyLoss(weight=odd_one(7, 0.1), reduction="none")), plain, atol=1e-4
-    )
-    torch.testing.assert_close(
-        weights(nn.CrossEntropyLoss(weight=torch.ones(10), reduction="none")), plain
-    )
-
-
 def test_a_plan_says_that_clipping_undoes_weights_above_1() -> None:
     for largest in (14.0, 1.0):
         loss = nn.CrossEntropyLoss(weight=odd_one(7, largest), reduction="none")
@@ -491,17 +459,6 @@ def test_several_outputs_are_averaged_within_a_record() -> None:
     found = flat(clipped_sum_of(trainer, model, INDICES, 0.3))
     torch.testing.assert_close(found, clipped_sum(rows, 0.3))
     assert trainer.fit(**SETTINGS, seed=0).accuracy == 0.25
-
-
-def test_no_record_is_looked_at() -> None:
-    """The examination sees synthetic data only: the real ones would have raised here."""
-    secret = DATA._replace(train_X=torch.full((60, 7), 777.0), test_X=torch.full((31, 7), 777.0))
-
-    def watchful(outputs: Tensor, targets: Tensor) -> Tensor:
-        assert float(outputs.abs().max()) < 100
-        return cross_entropy_loss(outputs, targets)
-
-    examine(linear(), watchful, secret)
 
 
 def test_dropout_is_noticed() -> None:

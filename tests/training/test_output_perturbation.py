@@ -175,32 +175,6 @@ def test_nothing_is_charged_for_a_simulation() -> None:
         trainer.fit(regularization=1.0, noise_std=0.5, publish=True, key="a")
 
 
-def test_accuracy_without_much_noise() -> None:
-    trainer = OutputPerturbedLogisticRegression(data(n=400))
-    assert trainer.fit(regularization=0.01, noise_std=1e-6, seed=0).accuracy > 0.95
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_tiny_data(n: int) -> None:
-    trainer = OutputPerturbedLogisticRegression(data(n=n, d=1), epochs=2)
-    assert 0 <= trainer.fit(regularization=1.0, noise_std=1.0, seed=0).accuracy <= 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"regularization": 0.0}, "regularization"),
-        ({"regularization": math.nan}, "regularization"),
-        ({"noise_std": -1.0}, "noise_std"),
-        ({"seed": -1}, "seed"),
-    ],
-)
-def test_wrong_arguments(settings, name: str) -> None:
-    trainer = OutputPerturbedLogisticRegression(data())
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        trainer.fit(**{"regularization": 1.0, "noise_std": 1.0, **settings})
-
-
 def test_wrong_data() -> None:
     with pytest.raises(ValueError, match="n x d"):
         OutputPerturbedLogisticRegression(TrainTest(*[torch.zeros(3)] * 4))

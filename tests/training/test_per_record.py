@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from botorch_dp.training import DPTrainer, cross_entropy_loss
+from botorch_dp.training import DPTrainer
 from botorch_dp.training.engines import contributions
 from botorch_dp.training.engines.contributions import Gradients
 from botorch_dp.training.engines.per_record import PerRecordEngine
@@ -18,11 +18,7 @@ from tests.training.helpers import (
     FLOAT_DATA,
     INDICES,
     SETTINGS,
-    clipped_sum_of,
-    flat,
     made,
-    make_data,
-    stack,
     sums,
     training_records,
 )
@@ -53,16 +49,6 @@ def test_dropout_follows_the_seeds_of_its_replicate() -> None:
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert torch.equal(other, with_seeds(2)[0])
-
-
-def test_large_batches_are_processed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = stack(nn.Tanh(), torch.float64)
-    trainer = DPTrainer(lambda: model, cross_entropy_loss, make_data(), engine="per_record")
-    whole = flat(clipped_sum_of(trainer, model, INDICES, 0.3))
-    size = sum(p.numel() for p in model.parameters())
-    monkeypatch.setattr("botorch_dp.training.engines.per_record.MAX_GRADIENT_NUMBERS", 3 * size)
-    parts = flat(clipped_sum_of(trainer, model, INDICES, 0.3))
-    torch.testing.assert_close(whole, parts, rtol=1e-12, atol=1e-14)
 
 
 @dataclass

@@ -101,23 +101,8 @@ def test_no_noise_promises_nothing() -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"batch_size": 1001}, "`batch_size` must be from 1 to 1000, got 1001"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": 2.5}, "batch_size"),
-        ({"epochs": 0}, "epochs"),
-        ({"epochs": True}, "epochs"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-        ({"learning_rate": math.inf}, "learning_rate"),
-        ({"learning_rate": math.nan}, "learning_rate"),
-        ({"clip_norm": -1.0}, "clip_norm"),
-        ({"clip_norm": math.inf}, "clip_norm"),
         ({"clip_norm": 1e-20}, "Scale the loss up"),
         ({"clip_norm": 1e151}, "Scale the loss down"),
-        ({"noise_multiplier": -0.1}, "noise_multiplier"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier"),
-        ({"noise_multiplier": "1"}, "noise_multiplier"),
-        ({"delta": 0.0}, "delta"),
-        ({"delta": 1.0}, "delta"),
         ({"clipping": "soft"}, "`clipping` must be one of"),
         ({"clipping": "normalized", "noise_multiplier": 0.0, "clip_norm": math.inf}, "clip_norm"),
         ({"sampling": "shuffled"}, "`sampling` must be one of"),
@@ -178,10 +163,6 @@ def test_losses_by_hand() -> None:
         )
 
 
-def test_the_delta_asked_for_is_the_delta_quoted() -> None:
-    assert ", 1e-07)-differentially private" in str(TrainingPlan(**GOOD, delta=1e-7).guarantee)
-
-
 @pytest.mark.parametrize("target", [0.1, 7.0])
 @pytest.mark.parametrize("batches", BATCHES)
 def test_a_target_is_met_and_never_exceeded(batches: str, target: float) -> None:
@@ -222,17 +203,7 @@ def test_a_target_covers_what_is_released_beside_the_model(target: float) -> Non
 def test_a_plan_prints_its_price_in_words() -> None:
     """Epsilon is rounded up, and what is no price at all is said to be none."""
     plan = TrainingPlan(**GOOD)
-    shown = str(plan)
-    (epsilon,) = re.findall(r"^\(([\d.]+), 1e-05\)-differentially", shown)
+    (epsilon,) = re.findall(r"^\(([\d.]+), 1e-05\)-differentially", str(plan))
     assert plan.epsilon <= float(epsilon) < 1.01 * plan.epsilon
-    for words in (
-        "DP-SGD on Poisson-sampled batches",
-        "for one training record, when one record is replaced by any other",
-        "Noise multiplier: 1.5 (clipping norm 0.5)",
-        "about 30 of 1,000 records, 132 steps (4 epochs)",
-        "In Opacus's relation (one record is added or removed) the same noise has epsilon = ",
-    ):
-        assert words in shown
-    assert "smaller delta" not in shown
     assert "no privacy guarantee" in str(TrainingPlan(**{**GOOD, "noise_multiplier": 0.0}))
     assert "Choose a smaller delta: 0.01" in str(TrainingPlan(**GOOD, delta=0.01))

@@ -5,19 +5,10 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
-from botorch_dp.errors import PrivacyError
 from botorch_dp.training import TrainTest
 from botorch_dp.training.records import DatasetRecords, check_data, synthetic_records
 from tests.training.helpers import make_data, training_records
-
-
-def test_a_loader_is_refused() -> None:
-    data = make_data()
-    loader = DataLoader(TensorDataset(data.train_X, data.train_Y), batch_size=4, shuffle=True)
-    with pytest.raises(PrivacyError, match="shuffled"):
-        check_data(loader)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@ from __future__ import annotations
 import math
 import pickle
 import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,10 +29,8 @@ from tests.training.helpers import (
     NETWORK,
     SETTINGS,
     Interrupting,
-    clipped_sum,
     interruptible,
     make_data,
-    per_example_gradients,
     trainer,
     weights,
     zero_model,
@@ -140,19 +136,6 @@ def test_steps_by_hand(batches: str, sensitivity: float, asked: float) -> None:
     assert (run.step, run.drawn, run.dropped) == (3, 24, 21)
 
 
-def test_models_are_made_from_the_parameters() -> None:
-    """Each time anew: whoever holds one changes no other, and not the run."""
-    run, _, _ = written(SAME_BATCH, SAME_BATCH)
-    first = run.models()
-    take_steps(run)
-    last = run.models()
-    assert torch.equal(torch.stack([weights(model) for model in last]), 3 * ONE_STEP)
-    assert all(weights(model).eq(0).all() and not model.training for model in first)
-    last[0].weight.data.fill_(7.0)
-    assert torch.equal(run.result, 3 * ONE_STEP)
-    assert torch.equal(weights(run.models()[0]), 3 * ONE_STEP[0])
-
-
 def test_no_noise_is_drawn_at_multiplier_zero() -> None:
     run, _, coins = written(SAME_BATCH, SAME_BATCH, noise_multiplier=0.0)
     take_steps(run)
@@ -184,22 +167,6 @@ def test_batches_drawn_ahead_are_those_of_the_steps_and_no_more() -> None:
     assert [each.drawn for each in coins] == [48, 48]
 
 
-def test_a_stored_run_is_taken_up_where_it_was(tmp_path: Path) -> None:
-    run, _, _ = written(SAME_BATCH, SAME_BATCH)
-    with in_file(tmp_path / "a.run") as file:
-        run.resume(file, 60.0)
-        assert run.step == 0
-        take_steps(run)
-    again, engine, coins = written(SAME_BATCH, SAME_BATCH)
-    with in_file(tmp_path / "a.run") as file:
-        again.resume(file, 60.0)
-        assert (again.step, again.drawn, again.dropped) == (3, 24, 21)
-        assert torch.equal(again.result, 3 * ONE_STEP)
-        assert [each.drawn for each in coins] == [3, 3]
-        take_steps(again)
-    assert engine.seen == []  # nothing was left to do
-
-
 @pytest.mark.parametrize("seconds, saved", [(0.0, [1, 2, 3, 3]), (60.0, [3])])
 def test_checkpoints_are_as_frequent_as_asked_and_the_last_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, saved: list[int]
@@ -213,68 +180,22 @@ def test_checkpoints_are_as_frequent_as_asked_and_the_last_is_complete(
     assert steps == saved
 
 
-def test_ctrl_c_before_the_first_step_leaves_nothing_to_return(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    @contextmanager
-    def interrupted_already() -> Iterator[threading.Event]:
-        stop = threading.Event()
-        stop.set()
-        yield stop
-
-    monkeypatch.setattr("botorch_dp.training.run._interrupts_between_steps", interrupted_already)
-    with pytest.raises(KeyboardInterrupt):
-        trainer().fit(**SETTINGS, seed=0, on_interrupt="stop")
-
-
-class TestOneStep:
-    """A step is written out by hand: batch, clip, sum, divide by m, optimizer."""
-
-    @pytest.mark.parametrize("engine", ["fused", "per_record"])
-    @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-    def test_full_batch_without_noise(self, engine: str, optimizer: str) -> None:
-        data = make_data(n=20)
-        torch.manual_seed(0)
-        model = multilayer_perceptron(7, 3, (6,), dtype=torch.float64)
-        rows = per_example_gradients(model, cross_entropy_loss, data.train_X, data.train_Y)
-        gradient = clipped_sum(rows, 0.5) / 20
-        if optimizer == "adam":
-            # After one step, Adam's corrected moments are the gradient and its square.
-            gradient = gradient / (gradient.abs() + 1e-8)
-        fitted = DPTrainer(
-            lambda: pickle.loads(pickle.dumps(model)),
-            cross_entropy_loss,
-            data,
-            engine=engine,
-            optimizer=optimizer,
-        ).fit(
-            learning_rate=0.3, clip_norm=0.5, noise_multiplier=0.0, batch_size=20, epochs=1, seed=0
-        )
-        assert fitted.steps == 1
-        torch.testing.assert_close(
-            weights(fitted.model), weights(model) - 0.3 * gradient, rtol=1e-9, atol=1e-12
-        )
-
-    def test_no_noise_and_no_clipping_is_plain_gradient_descent(self) -> None:
-        data = make_data(n=20)
-        torch.manual_seed(0)
-        start = multilayer_perceptron(7, 3, (6,), dtype=torch.float64)
-        plain = pickle.loads(pickle.dumps(start))
-        optimizer = torch.optim.SGD(plain.parameters(), lr=0.2)
-        for _ in range(5):
-            optimizer.zero_grad()
-            cross_entropy_loss(plain(data.train_X), data.train_Y).mean().backward()
-            optimizer.step()
-        fitted = DPTrainer(lambda: pickle.loads(pickle.dumps(start)), cross_entropy_loss, data).fit(
-            learning_rate=0.2,
-            clip_norm=math.inf,
-            noise_multiplier=0,
-            batch_size=20,
-            epochs=5,
-            seed=0,
-        )
-        torch.testing.assert_close(weights(fitted.model), weights(plain), rtol=1e-10, atol=1e-12)
-        assert fitted.epsilon == math.inf
+def test_no_noise_and_no_clipping_is_plain_gradient_descent() -> None:
+    data = make_data(n=20)
+    torch.manual_seed(0)
+    start = multilayer_perceptron(7, 3, (6,), dtype=torch.float64)
+    plain = pickle.loads(pickle.dumps(start))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.2)
+    for _ in range(5):
+        optimizer.zero_grad()
+        cross_entropy_loss(plain(data.train_X), data.train_Y).mean().backward()
+        optimizer.step()
+    settings = {**SETTINGS, "learning_rate": 0.2, "clip_norm": math.inf, "noise_multiplier": 0}
+    fitted = DPTrainer(lambda: pickle.loads(pickle.dumps(start)), cross_entropy_loss, data).fit(
+        **{**settings, "batch_size": 20, "epochs": 5}, seed=0
+    )
+    torch.testing.assert_close(weights(fitted.model), weights(plain), rtol=1e-10, atol=1e-12)
+    assert fitted.epsilon == math.inf
 
 
 class TestInterruption:

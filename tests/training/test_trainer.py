@@ -186,23 +186,8 @@ class TestPromises:
         for seed in (-1, 1.5, "0"):
             with pytest.raises((TypeError, ValueError), match="seed"):
                 each.fit(**SETTINGS, seed=seed)
-        with pytest.raises(TypeError, match="`ledger` must be a PrivacyLedger, got str"):
-            each.fit(**SETTINGS, publish=True, ledger="a.ledger")
-        with pytest.raises(TypeError, match="`checkpoint` must be a path"):
-            each.fit(**SETTINGS, seed=0, checkpoint=3)
         with pytest.raises(ValueError, match="on_interrupt"):
             each.fit(**SETTINGS, seed=0, on_interrupt="ignore")
-        with pytest.raises(ValueError, match="`batch_size` must be from 1 to 60, got 61"):
-            each.fit(**{**SETTINGS, "batch_size": 61}, seed=0)
-
-    def test_the_ledger_is_charged_before_training(self) -> None:
-        each = trainer()
-        plan = each.plan(**SETTINGS)
-        ledger = PrivacyLedger(":memory:", PrivacyBudget(1.5 * plan.epsilon, 1e-4))
-        each.fit(**SETTINGS, publish=True, ledger=ledger)
-        epsilon, delta = ledger.spent()
-        assert epsilon == pytest.approx(plan.epsilon)
-        assert delta == pytest.approx(1e-5)
 
     def test_nothing_is_charged_for_a_simulation(self) -> None:
         ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-4))
@@ -232,7 +217,6 @@ class TestRefusals:
             (lambda: 3, TypeError, "`model_factory` must return a Module, got int"),
             (frozen, ValueError, "no trainable parameter"),
             (lambda: nn.Linear(7, 3).double(), TypeError, "convert one of them"),
-            (lambda: nn.Linear(7, 3).bfloat16(), TypeError, "bfloat16"),
             (lambda: nn.Linear(7, 3, device="meta"), ValueError, "move one"),
         ]
         for factory, error, message in cases:
@@ -380,6 +364,20 @@ class TestMetrics:
     def test_no_record_is_needed_to_try_one(self) -> None:
         DPTrainer(NETWORK, cross_entropy_loss, watched(FLOAT_DATA))
         assert Watched.reads == []
+
+
+def test_other_data_train_as_a_trainer_of_their_own_would() -> None:
+    other = make_data(dtype=torch.float32, seed=1)
+    first, own = trainer(), DPTrainer(NETWORK, cross_entropy_loss, other)
+    before = weights(first.fit(**SETTINGS, seed=3).model)
+    assert torch.equal(
+        weights(first.on(other).fit(**SETTINGS, seed=3).model),
+        weights(own.fit(**SETTINGS, seed=3).model),
+    )
+    assert torch.equal(weights(first.fit(**SETTINGS, seed=3).model), before)
+    for data in (make_data(shape=(8,), dtype=torch.float32), make_data()):
+        with pytest.raises(ValueError, match="`data` must hold"):
+            first.on(data)
 
 
 def test_nobody_holds_the_model_of_somebody_else() -> None:

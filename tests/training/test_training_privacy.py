@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -92,29 +91,6 @@ def test_a_missing_factor_of_two_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     halve_the_noise(monkeypatch)
     noise = pure_noise("fixed", "fused", publish=False)
     assert not variance_is(noise, math.sqrt(6) * 3.0 * 0.25)
-
-
-def test_opacus_takes_the_same_number_for_the_same_noise() -> None:
-    """Opacus's own optimizer adds noise of the deviation that ours does."""
-    from opacus import GradSampleModule
-    from opacus.optimizers import DPOptimizer
-
-    model = GradSampleModule(zero_model(20_000)(), loss_reduction="sum")
-    optimizer = DPOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        noise_multiplier=3.0,
-        max_grad_norm=0.25,
-        expected_batch_size=5,
-        loss_reduction="sum",
-        generator=torch.Generator().manual_seed(0),
-    )
-    X, Y = torch.zeros(5, 20_000, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Full backward hook")
-        linear_loss(model(X), Y).sum().backward()
-    optimizer.step()
-    noise = next(model.parameters()).detach().flatten()
-    assert variance_is(noise, 3.0 * 0.25)
 
 
 def test_noise_of_replicates_and_steps_is_independent() -> None:

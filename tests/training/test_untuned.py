@@ -15,8 +15,6 @@ from torch import nn
 from botorch_dp.pareto import DPareto
 from botorch_dp.privacy import (
     NeighboringRelation,
-    PrivacyBudget,
-    PrivacyLedger,
     gaussian_mu,
 )
 from botorch_dp.space import Real, SearchSpace
@@ -118,22 +116,10 @@ def test_where_little_can_be_learned_it_says_what_it_would_take() -> None:
     assert ratio[0] != ratio[1]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "name"),
-    [
-        ({"num_records": 0}, "num_records"),
-        ({"num_features": 0}, "num_features"),
-        ({"num_outputs": 0}, "num_outputs"),
-        ({"num_parameters": 0}, "num_parameters"),
-        ({"layers": 0}, "layers"),
-        ({"feature_norm": 0.0}, "feature_norm"),
-        ({"epsilon": -1.0}, "epsilon"),
-        ({"delta": 1.0}, "delta"),
-    ],
-)
-def test_wrong_numbers_are_named(wrong: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", ["num_records", "layers", "feature_norm", "epsilon", "delta"])
+def test_wrong_numbers_are_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"`{name}`"):
-        suggest_settings(**{**NUMBERS, **wrong})
+        suggest_settings(**{**NUMBERS, name: 0})
 
 
 def test_an_epsilon_is_enough_for_a_training() -> None:
@@ -155,13 +141,6 @@ def test_an_epsilon_is_enough_for_a_training() -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
     assert FREE.plan(**ASKED, batch_size=20, epochs=3).steps == 9
     assert len(FREE.replicates([0, 1], **ASKED)) == 2
-
-
-def test_a_published_training_charges_its_plan() -> None:
-    with PrivacyLedger(budget=PrivacyBudget(2.0, 1e-3)) as ledger:
-        trained = FREE.fit(**ASKED, publish=True, ledger=ledger)
-        assert len(ledger.entries()) == 1
-    assert trained.guarantee == FREE.plan(**ASKED).guarantee
 
 
 def test_settings_that_say_how_to_step_leave_nothing_to_the_rule() -> None:
@@ -242,8 +221,3 @@ def test_token_ids_have_no_norm_to_give() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "`feature_norm`")
         assert trainer.plan(target_epsilon=3.0).optimizer == "scale_free"
-
-
-def test_a_wrong_target_is_refused_under_its_own_name() -> None:
-    with pytest.raises(ValueError, match="`target_epsilon` must be"):
-        trainer().plan(target_epsilon=-1, feature_norm=1.0)
