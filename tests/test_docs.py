@@ -170,7 +170,7 @@ def test_there_is_one_bibliography() -> None:
 def test_files_named_in_the_map_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text)
-    assert len(named) > 30
+    assert len(named) > 10
     for name in named:
         assert (ROOT / name).exists() or (ROOT / "botorch_dp" / name).exists(), name
 

@@ -4,8 +4,7 @@
 modules with a single user, long keyword lists and repeated runs of lines; then it follows six
 small journeys and counts the files of the package that each visits and the calls that go from one
 of them to another. ``--tree FOLDER`` measures another checkout; ``--files`` prints each file with
-the first line of its docstring; ``--write`` draws the tree and the journeys into
-``docs/architecture.md``.
+the first line of its docstring; ``--write`` draws the tree into ``docs/architecture.md``.
 """
 
 from __future__ import annotations
@@ -472,23 +471,12 @@ def tree() -> str:
     return "\n".join(lines)
 
 
-def write(found: dict[str, Any]) -> None:
-    """Draw the tree and the journeys."""
+def write() -> None:
+    """Draw the tree."""
     page = ROOT / "docs" / "architecture.md"
-    text = page.read_text()
-    before, mark, rest = text.partition("<!-- tree -->\n```\n")
+    before, mark, rest = page.read_text().partition("<!-- tree -->\n```\n")
     assert mark, "docs/architecture.md has no place for the tree"
-    text = f"{before}{mark}{tree()}\n```{rest.partition('```')[2]}"
-    for name, journey in found["journeys"].items():
-        listed = ", ".join(f"`{file}`" for file in journey["files"])
-        heading = re.search(rf"^\*\*{name}\*\* \(`[^`]*`\)", text, re.MULTILINE | re.IGNORECASE)
-        assert heading, f"docs/architecture.md does not describe {name}"
-        paragraph = textwrap.fill(
-            f"{heading[0]}: {listed}.", 104, break_long_words=False, break_on_hyphens=False
-        )
-        end = text.index("\n\n", heading.start())
-        text = text[: heading.start()] + paragraph + text[end:]
-    page.write_text(text)
+    page.write_text(f"{before}{mark}{tree()}\n```{rest.partition('```')[2]}")
 
 
 def main() -> None:
@@ -509,7 +497,7 @@ def main() -> None:
     if options.tree is None:
         save_results("map", found)
         if options.write:
-            write(found)
+            write()
 
 
 if __name__ == "__main__":
