@@ -54,15 +54,6 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def data_folder() -> Path:
-    """The folder of the real data sets; the test is skipped without it."""
-    folder = os.environ.get("BOTORCH_DP_DATA")
-    if not folder:
-        pytest.skip("set BOTORCH_DP_DATA to the folder of the real data sets")
-    return Path(folder)
-
-
 def pytest_collection_finish() -> None:
     """What has been loaded by now stays: no collection of garbage need look through it again."""
     gc.collect()

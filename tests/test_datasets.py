@@ -93,6 +93,7 @@ class TestRealSets:
         assert data.test_Y.float().mean().item() == pytest.approx(0.2461, abs=1e-4)
         assert set(data.train_X.unique().tolist()) == {0.0, 1.0}
 
+    @pytest.mark.slow
     def test_mnist(self) -> None:
         data = datasets.mnist()
         assert data.train_X.shape == (60000, 784)

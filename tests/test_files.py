@@ -130,15 +130,6 @@ class TestLocks:
         for end in (reading, writing, held_until):
             os.close(end)
 
-    def test_opening_changes_nothing(self, tmp_path: Path) -> None:
-        count(tmp_path / "a").close()
-        before = (tmp_path / "a").read_bytes()
-        held = count(tmp_path / "a", exclusive=True)
-        with pytest.raises(PrivacyError, match="in use"):
-            count(tmp_path / "a", exclusive=True)
-        held.close()
-        assert (tmp_path / "a").read_bytes() == before
-
     def test_another_format_is_refused(self, tmp_path: Path) -> None:
         count(tmp_path / "a").close()
         with sqlite3.connect(tmp_path / "a") as connection:

@@ -8,16 +8,11 @@ to every kind of file.
 from __future__ import annotations
 
 import os
-import pickle
 import resource
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from botorch_dp._files import atomic_write
 from botorch_dp.errors import PrivacyError
 from botorch_dp.pareto import DPareto, StudyError
 from botorch_dp.privacy import Guarantee, PrivacyBudget, PrivacyLedger, PrivacyUnit, PureLoss
@@ -40,11 +35,6 @@ def with_room(size: int, work: Callable[[], Any]) -> Any:
 
 def study(path: Path) -> DPareto:
     return DPareto(toy.problem(replicates=2), acquisition="random", storage=path, seed=0)
-
-
-def plain(trials: Any) -> list[tuple[Any, ...]]:
-    """Trials without the seconds that they took."""
-    return [(t.number, t.config, t.seeds, t.state, t.utilities) for t in trials]
 
 
 def test_a_ledger_forgets_no_charge_and_takes_none_back(tmp_path: Path) -> None:
@@ -87,33 +77,3 @@ def test_no_half_file_is_created(tmp_path: Path) -> None:
             assert isinstance(error, (StudyError, PrivacyError)), error
             assert "disk" in str(error)
             assert os.listdir(tmp_path) == []
-
-
-def test_a_written_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
-    path = tmp_path / "figure.png"
-    path.write_bytes(b"old")
-
-    def write() -> None:
-        with atomic_write(path, binary=True) as file:
-            pickle.dump(bytes(100_000), file)
-
-    assert isinstance(with_room(5000, write), OSError)
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["figure.png"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser mounts file systems")
-def test_on_a_file_system_that_is_really_full(tmp_path: Path) -> None:
-    mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "none", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this system does not let us mount")
-    try:
-        path = tmp_path / "study.sqlite"
-        with study(path) as running, pytest.raises(StudyError, match="disk is full"):
-            running.run(2000)
-        with study(path) as reopened:
-            complete = plain(t for t in reopened.trials if t.state == "complete")
-        assert len(complete) > 5
-        whole = DPareto(toy.problem(replicates=2), acquisition="random", seed=0)
-        assert complete == plain(whole.run(len(complete)).trials)
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=False)

@@ -76,11 +76,26 @@ def without_extras(*programs: str) -> list[tuple[int, str]]:
     return [(code, said) for code, said in json.loads(done.stdout.splitlines()[-1])]
 
 
+#: Leaves seeds, dtypes, threads, warnings, logging and linear algebra alone.
 EVERY_MODULE = """
-import importlib, pkgutil, botorch_dp
+import importlib, logging, pkgutil, random, warnings
+import gpytorch, linear_operator, numpy, torch
+import dp_accounting, opacus, opendp.prelude, sklearn
+def state():
+    return (
+        random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist(),
+        torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(),
+        list(warnings.filters), list(logging.getLogger().handlers), logging.getLogger().level,
+        linear_operator.settings.cholesky_jitter.value(torch.double),
+        gpytorch.settings.fast_pred_var.on(),
+    )
+before = state()
+import botorch_dp
 for module in pkgutil.walk_packages(botorch_dp.__path__, "botorch_dp."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
+for one, other in zip(before, state(), strict=True):
+    assert one == other, (str(one)[:200], str(other)[:200])
 """
 #: OpenDP is loaded where noise is drawn, and by no import.
 NO_SAMPLER = """
@@ -100,7 +115,7 @@ NEEDING = {
 }
 
 
-def test_without_the_extras_modules_are_imported_and_what_needs_one_names_it() -> None:
+def test_without_the_extras_all_is_imported_quietly_and_what_needs_one_names_it() -> None:
     every, sampler, *needing = without_extras(EVERY_MODULE, NO_SAMPLER, *NEEDING.values())
     assert every[0] == 0, every[1]
     assert sampler[0] == 0, sampler[1]

@@ -67,12 +67,9 @@ class TestFront:
 
     def test_axes_say_what_they_are(self) -> None:
         ax = axes(plot_front(front(delta=1e-5)))
-        assert ax.get_xscale() == "log"
-        assert "ε" in ax.get_xlabel() and "δ = 1e-05" in ax.get_xlabel()
-        assert "one record is replaced" in ax.get_xlabel()
-        assert "error" in ax.get_ylabel()
+        assert ax.get_xscale() == "log" and "δ = 1e-05" in ax.get_xlabel()
+        assert "one record is replaced" in ax.get_xlabel() and "error" in ax.get_ylabel()
         assert "trials" in legend(ax) and "best to worst replicate" in legend(ax)
-        assert "dominated, up to (10, 1)" in legend(ax)
 
     def test_the_price_is_below(self) -> None:
         one, other = front(label="one"), front(label="other", cost=99.0)
@@ -80,15 +77,6 @@ class TestFront:
         both = texts(axes(plot_front(one, other)))
         assert f"one: {one.caption} other: {other.caption}" == both
         assert texts(axes(plot_hypervolume(one))) == one.caption
-
-    def test_all_trials_are_shown(self) -> None:
-        ax = axes(plot_front(front()))
-        trials = next(line for line in ax.lines if line.get_label() == "trials")
-        assert len(trials.get_xdata()) == 4  # type: ignore[arg-type]
-
-    def test_several_fronts(self) -> None:
-        ax = axes(plot_front(front(label="one"), front(label="other")))
-        assert legend(ax) == ["one", "other"]
 
     def test_observed_beside_evaluated_again(self) -> None:
         observed = front(label="mine")
@@ -104,13 +92,10 @@ class TestFront:
         y = band.get_paths()[0].vertices[:, 1]
         assert y.min() == pytest.approx(0.2) and y.max() == pytest.approx(0.9)
 
-    def test_epsilon_zero_is_drawn(self) -> None:
-        ax = axes(plot_front(front([(0.0, [0.9]), (1.0, [0.5])])))
-        assert np.isfinite(ax.get_xlim()).all() and ax.get_xlim()[0] > 0
-
-    @pytest.mark.parametrize("points", [[(1.0, [0.5])], [(0.0, [0.5])], [(50.0, [1.0])]])
-    def test_one_point_or_none_within_the_reference(self, points: Any) -> None:
-        assert axes(plot_front(front(points))).lines
+    @pytest.mark.parametrize("point", [(0.0, [0.5]), (50.0, [1.0])])
+    def test_one_point_at_zero_or_beyond_the_reference(self, point: Any) -> None:
+        ax = axes(plot_front(front([point])))
+        assert ax.lines and np.isfinite(ax.get_xlim()).all() and ax.get_xlim()[0] > 0
 
     def test_on_the_users_axes(self) -> None:
         figure = Figure()
@@ -155,46 +140,13 @@ def test_the_axis_of_epsilon_has_plain_numbers(
     assert [text.get_text() for tick, text in ticks if low <= tick <= high] == labels
 
 
-def test_captions_are_wrapped_to_the_figure() -> None:
-    ax = axes(plot_front(front(label="a label that is long enough to matter" * 2)))
-    widest = max(len(line) for text in ax.texts for line in text.get_text().splitlines())
-    assert widest <= 92
-
-
-def test_notebooks_show_a_figure_without_pyplot() -> None:
-    assert front().plot()._repr_png_().startswith(b"\x89PNG")
-
-
-class TestRecommended:
-    def test_a_star_beside_the_front_as_expected(self) -> None:
-        study = DPareto(toy.problem(), seed=0, acquisition="random")
-        front = study.run(5)
-        point = study.recommend(2.0)
-        figure = front.plot(recommended=point)
-        (axes,) = figure.axes
-        labels = axes.get_legend_handles_labels()[1]
-        assert "front, as expected" in labels and f"recommended, ε = {point.epsilon:.3g}" in labels
-        caption = " ".join(axes.texts[-1].get_text().split())
-        assert "too optimistic" in caption
-        dotted = next(line for line in axes.lines if line.get_label() == "front, as expected")
-        assert front.shrunken is not None
-        assert np.allclose(dotted.get_ydata()[:-1], front.shrunken.points[:, 1])
-        plain = front.plot()
-        assert "too optimistic" not in plain.axes[0].texts[-1].get_text()
-
-    def test_the_models_do_not_believe_in_luck(self) -> None:
-        front = DPareto(toy.problem(), seed=0, acquisition="random").run(40)
-        true = [toy.expected_error(config) for config in front.configs]
-        lucky = np.mean(np.array(true) - front.points[:, 1].numpy())
-        assert lucky > 0, "winners are lucky"
-        assert front.shrunken is not None
-        believed = front.shrunken.hypervolume()
-        assert believed < front.hypervolume()
-
-    def test_a_front_without_a_study_has_a_star_only(self) -> None:
-        study = DPareto(toy.problem(), seed=0, acquisition="random")
-        front = study.run(5)
-        alone = ParetoFront(front.problem, front.trials, guarantee=front.guarantee)
-        assert alone.shrunken is None
-        labels = alone.plot(recommended=study.recommend(2.0)).axes[0].get_legend_handles_labels()
-        assert "front, as expected" not in labels[1]
+def test_a_recommendation_is_a_star_beside_the_front_as_expected() -> None:
+    study = DPareto(toy.problem(), seed=0, acquisition="random")
+    front, point = study.run(5), study.recommend(2.0)
+    (axes,) = front.plot(recommended=point).axes
+    labels = axes.get_legend_handles_labels()[1]
+    assert "front, as expected" in labels and f"recommended, ε = {point.epsilon:.3g}" in labels
+    assert "too optimistic" in " ".join(axes.texts[-1].get_text().split())
+    dotted = next(line for line in axes.lines if line.get_label() == "front, as expected")
+    assert front.shrunken is not None
+    assert np.allclose(dotted.get_ydata()[:-1], front.shrunken.points[:, 1])

@@ -367,16 +367,6 @@ def test_no_score_is_in_it_that_was_not_released() -> None:
     assert "accuracy" not in receipt.text
 
 
-def test_a_release_takes_the_facts_that_its_owner_states() -> None:
-    training = DPSGD(noise_multiplier=1.0, batch_size=8, num_records=80, steps=10)
-    assert training.loss().noise_multiplier == 1.0
-    release: Release[float] = laplace_mechanism(0.5, sensitivity=1.0, epsilon=1.0)
-    receipt = release.receipt(settings="public copy", note="on the 2019 records")
-    assert receipt.document["settings"]["origin"] == "public copy"
-    with pytest.raises(ValueError, match="settings"):
-        release.receipt(settings="guessed")
-
-
 def test_the_facts_of_a_release_are_in_its_receipt_and_arguments_replace_them() -> None:
     made = laplace_mechanism(0.5, sensitivity=1.0, epsilon=1.0)
     release = replace(made, facts={"settings": "default rule", "note": "a rule"})

@@ -39,6 +39,8 @@ from botorch_dp.privacy import (
     sparse_vector,
 )
 from botorch_dp.release import (
+    LipschitzMaximum,
+    NoiseFreeMaximum,
     PrivateChoice,
     PrivateGPUCB,
     PrivateMaximum,
@@ -61,15 +63,26 @@ SUBPACKAGES = [
 ]
 
 NAN, INF = math.nan, math.inf
-WORDS: list[Any] = ["one", None, (1.0,), True]
-POSITIVE = [0.0, -1.0, NAN, INF, *WORDS]
-COUNT = [0, -1, 2.5, NAN, "one", None, [1], True]
-COUNT_OR_NONE = [bad for bad in COUNT if bad is not None]
-DELTA = [-0.1, 1.0, NAN, INF, "one", (0.1,), True]
-BOUNDS = [(1.0, 0.0), (0.0, 0.0), (0.0, INF), (NAN, 1.0), (0.0,), (0.0, 1.0, 2.0), 3.0, "ab", None]
-NOT_CALLABLE: list[Any] = [None, 3, "f"]
-NOT_A_LEDGER: list[Any] = [3, "ledger.sqlite", True]
-SEED = [-1, 1.5, "one", True]
+POSITIVE = [0.0, -1.0, NAN, INF, "one"]
+COUNT = [0, -1, 2.5]
+BOUNDS = [(1.0, 0.0), (0.0, INF), (NAN, 1.0), (0.0,), 3.0]
+
+#: What arguments of these names refuse wherever they stand; types are mypy's.
+KINDS: list[tuple[str, list[Any]]] = [
+    ("sensitivity epsilon mu noise_scale noise_std noise_multiplier clip_norm", POSITIVE),
+    ("max_grad_norm learning_rate feature_norm target_epsilon regularization", POSITIVE),
+    ("row_distance information_gain lipschitz lambda_min amplitude rate step_size", POSITIVE),
+    ("steps epochs evaluations num_records num_points num_choices num_scored", COUNT),
+    ("pieces dim max_positives", COUNT),
+    ("bounds target_bounds", BOUNDS),
+    ("record_losses record_scores draw objective evaluate kernel", [None]),
+    ("delta", [-0.1, 0.0, 1.0, NAN]),
+    ("batch_size", [41, *COUNT]),
+    ("dataset_correlation", [-0.1, 1.5, NAN]),
+    ("ledger", ["ledger.sqlite"]),
+    ("unsafe_seed", [0, -1, 1.5]),  # none of them can be charged
+]
+BAD = {name: values for names, values in KINDS for name in names.split()}
 
 
 class Records:
@@ -100,7 +113,9 @@ class Entry:
 
     call: Callable[..., object]
     good: Callable[[], dict[str, Any]]
-    bad: dict[str, list[Any]]
+    #: Arguments that refuse what ``BAD`` has for their names, and what others refuse.
+    names: str
+    bad: dict[str, list[Any]] = field(default_factory=dict)
     charges: bool = True
     #: What names an argument in a message, where it is not the argument itself.
     named: dict[str, str] = field(default_factory=dict)
@@ -111,7 +126,7 @@ def choices() -> Tensor:
 
 
 PRICE = gaussian_guarantee(sensitivity=1.0, mu=0.1)
-PRIOR = {"epsilon": POSITIVE, "delta": [0.0, *DELTA, None], "num_choices": COUNT}
+PRIOR = "epsilon delta num_choices steps dataset_correlation"
 
 
 def objective(records: Records, ledger: PrivacyLedger, **given: Any) -> object:
@@ -256,148 +271,123 @@ ENTRIES: dict[str, Entry] = {
     "laplace_mechanism": Entry(
         mechanism(laplace_mechanism, "value"),
         lambda: {"value": 0.5, "sensitivity": 1.0, "epsilon": 0.1},
-        {"value": ["one", None], "sensitivity": POSITIVE, "epsilon": POSITIVE,
-         "ledger": NOT_A_LEDGER, "unsafe_seed": [0, *SEED]},
+        "sensitivity epsilon ledger unsafe_seed", {"value": [None]},
     ),
     "gaussian_mechanism": Entry(
         mechanism(gaussian_mechanism, "value"),
         lambda: {"value": 0.5, "sensitivity": 1.0, "mu": 0.1},
-        {"value": ["one", None], "sensitivity": POSITIVE,
-         "mu": [bad for bad in POSITIVE if bad is not None],
-         "ledger": NOT_A_LEDGER, "unsafe_seed": [0, *SEED]},
+        "sensitivity mu ledger unsafe_seed", {"value": [None]},
     ),
     "private_ranges": Entry(
         mechanism(private_ranges, "X"),
         lambda: {"X": VALUES.view(-1, 1), "mu": 0.1, "pieces": 2},
-        {"X": ["one", None, VALUES, VALUES.view(-1, 1)[:0]],
-         "mu": [bad for bad in POSITIVE if bad is not None], "pieces": COUNT_OR_NONE,
-         "ledger": NOT_A_LEDGER, "unsafe_seed": [0, *SEED]},
+        "mu pieces ledger unsafe_seed", {"X": [None, VALUES, VALUES.view(-1, 1)[:0]]},
     ),
     "exponential_mechanism": Entry(
         mechanism(exponential_mechanism, "utilities"),
         lambda: {"utilities": VALUES, "sensitivity": 1.0, "epsilon": 0.1},
-        {"utilities": ["one", None, VALUES[:0], VALUES.reshape(2, 4)], "sensitivity": POSITIVE,
-         "epsilon": POSITIVE, "method": ["flip", 3, None], "ledger": NOT_A_LEDGER},
+        "sensitivity epsilon ledger unsafe_seed",
+        {"utilities": [None, VALUES[:0], VALUES.reshape(2, 4)], "method": ["flip"]},
     ),
     "sparse_vector": Entry(
         mechanism(sparse_vector, "answers"),
         lambda: {"answers": VALUES, "threshold": 0.5, "noise_scale": 40.0, "max_positives": 2},
-        {"answers": ["one", None, VALUES.reshape(2, 4)], "threshold": [NAN, INF, "one", None],
-         "noise_scale": POSITIVE, "max_positives": COUNT, "sensitivity": POSITIVE,
-         "ledger": NOT_A_LEDGER},
+        "sensitivity noise_scale max_positives ledger unsafe_seed",
+        {"answers": [None, VALUES.reshape(2, 4)], "threshold": [NAN, INF]},
     ),
     "PrivacyLedger.charge": Entry(
-        charge,
-        lambda: {"guarantee": PRICE},
-        {"delta": [2.0, NAN, "one"]},
+        charge, lambda: {"guarantee": PRICE}, "", {"delta": [2.0, NAN]},
     ),
     "PrivacyLedger.release": Entry(
-        released,
-        lambda: {"price": PRICE, "draw": lambda: 1.0},
-        {"draw": NOT_CALLABLE, "read": [3, "f"]},
+        released, lambda: {"price": PRICE, "draw": lambda: 1.0}, "draw", {"read": [3]},
     ),
     "PrivateObjective": Entry(
         objective,
         lambda: {"X": torch.zeros(1, 2, dtype=torch.double), "bounds": (0.0, 1.0), "mu": 0.1},
-        {
-            "X": [torch.zeros(2, dtype=torch.double), torch.full((1, 2), NAN), torch.zeros(0, 2),
-                  "X", None],
-            "record_losses": NOT_CALLABLE,
-            "bounds": BOUNDS,
-            "mu": POSITIVE,
-            "num_records": COUNT_OR_NONE,
-        },
+        "record_losses bounds mu num_records",
+        {"X": [torch.zeros(2, dtype=torch.double), torch.full((1, 2), NAN), torch.zeros(0, 2)]},
     ),
     "PrivateObjective.for_budget": Entry(
         for_budget,
         lambda: {"bounds": (0.0, 1.0), "evaluations": 5},
-        {"record_losses": NOT_CALLABLE, "bounds": BOUNDS, "evaluations": COUNT,
-         "num_records": COUNT_OR_NONE},
+        "record_losses bounds evaluations num_records",
     ),
     "PrivateSearch": Entry(
         private_search,
         lambda: {"bounds": (0.0, 1.0), "budget": PrivacyBudget(1.0), "evaluations": 8, "run": {}},
-        {
-            "record_scores": NOT_CALLABLE,
-            "bounds": BOUNDS,
-            "evaluations": [1, *COUNT],
-            "num_records": COUNT_OR_NONE,
-            "unsafe_seed": SEED,
-            "method": ["gradient", None, 3],
-            "run": [{"ledger": 3}],
-        },
+        "record_scores bounds evaluations num_records",
+        {"unsafe_seed": [-1, 1.5], "method": ["gradient"], "run": [{"ledger": 3}]},
         named={"run": "ledger"},
     ),
     "DPGIBO": Entry(
         descent,
         lambda: {"initial": torch.full((2,), 0.5, dtype=torch.double), "kernel": RBFKernel(),
                  "mu": 0.5, "steps": 4, "clip_norm": 1.0},
-        {
-            "record_losses": NOT_CALLABLE,
-            "initial": [torch.zeros(0), torch.zeros(2, 2), torch.full((2,), NAN), [0.5, 0.5], None],
-            "kernel": [None, "rbf"],
-            "mu": [0.0, -1.0, NAN, INF, "one", None],
-            "steps": COUNT,
-            "clip_norm": POSITIVE,
-            "box": [torch.zeros(2, 3), torch.tensor([[1.0, 1.0], [0.0, 0.0]]), "box"],
-            "design": ["simplx", 3],
-            "step_size": [0.0, -1.0, NAN, INF, "one", None],
-            "ledger": NOT_A_LEDGER,
-            "unsafe_seed": [0, *SEED],
-        },
+        "record_losses kernel mu steps clip_norm step_size ledger unsafe_seed",
+        {"initial": [torch.zeros(0), torch.zeros(2, 2), torch.full((2,), NAN)],
+         "box": [torch.zeros(2, 3), torch.tensor([[1.0, 1.0], [0.0, 0.0]])], "design": ["simplx"]},
         named={"mu": "(mu|ledger)"},
     ),
     "private_start": Entry(
         start,
         lambda: {"box": torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double),
                  "bounds": (0.0, 1.0), "mu": 0.2, "num_points": 8},
-        {"record_losses": NOT_CALLABLE, "box": [None, torch.zeros(3, 2), torch.full((2, 2), NAN)],
-         "bounds": BOUNDS, "mu": POSITIVE, "num_points": COUNT},
+        "record_losses bounds mu num_points",
+        {"box": [None, torch.zeros(3, 2), torch.full((2, 2), NAN)]},
     ),
     "PrivateGPUCB": Entry(
         ucb,
         lambda: {"choices": choices(), "kernel": RBFKernel(), "noise_std": 0.1, "steps": 3,
                  "epsilon": 0.5, "delta": 1e-3, "dataset_correlation": 0.99},
-        {"objective": NOT_CALLABLE, "choices": [None, choices()[0], torch.full((3, 1), NAN)],
-         "noise_std": POSITIVE, "steps": COUNT, "epsilon": POSITIVE, "delta": [0.0, *DELTA],
-         "dataset_correlation": [-0.1, 1.5, NAN, "one", None]},
+        "objective noise_std steps epsilon delta dataset_correlation",
+        {"choices": [None, choices()[0], torch.full((3, 1), NAN)]},
     ),
     "PrivateChoice": Entry(
         rule(PrivateChoice, VALUES, choices()),
         lambda: {"epsilon": 0.5, "delta": 1e-3, "num_choices": 8, "steps": 4,
                  "dataset_correlation": 0.99},
-        {**PRIOR, "steps": COUNT, "dataset_correlation": [-0.1, 1.5, NAN, "one"]},
+        PRIOR, {"method": ["argmax"]},
     ),
     "PrivateMaximum": Entry(
         rule(PrivateMaximum, VALUES),
         lambda: {"epsilon": 0.5, "delta": 1e-3, "num_choices": 8, "steps": 8, "noise_std": 0.1,
                  "information_gain": 20.0, "dataset_correlation": 0.99},
-        {**PRIOR, "steps": COUNT, "noise_std": POSITIVE, "information_gain": POSITIVE},
+        f"{PRIOR} noise_std information_gain", {"edition": ["nips2014"]},
+    ),
+    "NoiseFreeMaximum": Entry(
+        rule(NoiseFreeMaximum, VALUES),
+        lambda: {"epsilon": 0.5, "delta": 1e-3, "num_choices": 8, "steps": 8, "dim": 2,
+                 "amplitude": 1.0, "rate": 0.1, "dataset_correlation": 0.99},
+        f"{PRIOR} dim amplitude rate",
+    ),
+    "LipschitzMaximum": Entry(
+        rule(LipschitzMaximum, VALUES),
+        lambda: {"epsilon": 0.5, "num_records": 100, "equal_at_zero": True, "lipschitz": 1.0,
+                 "lambda_min": 0.5, "lambda_max": 0.6},
+        "epsilon num_records lipschitz lambda_min",
+        {"lambda_max": [0.4], "max_loss": [0.0], "equal_at_zero": [False], "edition": ["2014"]},
+        named={"equal_at_zero": "max_loss"},
     ),
     "DPTrainer.fit": Entry(
         training,
         lambda: {"learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 8.0, "batch_size": 8,
                  "epochs": 1, "delta": 1e-5},
-        {"learning_rate": POSITIVE, "clip_norm": POSITIVE, "noise_multiplier": POSITIVE,
-         "batch_size": [41, *COUNT], "epochs": COUNT, "delta": [0.0, *DELTA, None],
-         "ledger": NOT_A_LEDGER},
+        "learning_rate clip_norm noise_multiplier batch_size epochs delta ledger",
         named={"noise_multiplier": "(noise_multiplier|target_epsilon)"},
     ),
     "DPTrainer.fit, nothing tuned": Entry(
         training,
         lambda: {"target_epsilon": 3.0, "feature_norm": 1.4, "delta": 1e-5},
-        {"target_epsilon": POSITIVE, "feature_norm": POSITIVE, "delta": [0.0, *DELTA, None],
-         "batch_size": [41, *COUNT], "epochs": COUNT},
+        "target_epsilon feature_norm delta batch_size epochs",
         named={"target_epsilon": "(target_epsilon|noise_multiplier)"},
     ),
     "PrivacyEngine.make_private": Entry(
         opacus_loop,
         lambda: {"noise_multiplier": 8.0, "max_grad_norm": 1.0, "epochs": 1, "delta": 1e-5,
                  "criterion": torch.nn.CrossEntropyLoss()},
-        {"noise_multiplier": POSITIVE, "max_grad_norm": POSITIVE, "epochs": COUNT,
-         "delta": [0.0, *DELTA, None], "ledger": NOT_A_LEDGER, "grad_sample_mode": ["ghost"],
-         "poisson_sampling": [False], "clipping": ["per_layer"], "loss_reduction": ["sum"],
-         "criterion": [None]},
+        "noise_multiplier max_grad_norm epochs delta ledger",
+        {"grad_sample_mode": ["ghost"], "poisson_sampling": [False], "clipping": ["per_layer"],
+         "loss_reduction": ["sum"], "criterion": [None]},
     ),
     "PrivateFit": Entry(
         selection,
@@ -406,8 +396,7 @@ ENTRIES: dict[str, Entry] = {
                                  batch_size=Integer(8, 16), epochs=Integer(1, 2)),
             "budget": PrivacyBudget(3.0, 1e-5), "trials": 2, "run": {},
         },
-        {"budget": [PrivacyBudget(1.0)],
-         "trials": [0, -1, NAN], "run": [{"ledger": 3}]},
+        "", {"budget": [PrivacyBudget(1.0)], "trials": [0, -1, NAN], "run": [{"ledger": 3}]},
         named={"run": "ledger", "trials": "mean"},
     ),
     "PrivateSelection": Entry(
@@ -417,60 +406,63 @@ ENTRIES: dict[str, Entry] = {
             "mechanism": lambda config: DPSGD(batch_size=8, num_records=40, steps=5),
             "budget": PrivacyBudget(3.0, 1e-5), "trials": 2, "num_scored": 40, "run": {},
         },
-        {"train": NOT_CALLABLE, "space": [[], {"noise_multiplier": 1.0}],
-         "budget": [PrivacyBudget(1.0)], "trials": [0, -1, NAN], "num_scored": COUNT,
-         "scored_on": ["all", None], "run": [{"ledger": 3}]},
+        "num_scored",
+        {"train": [None, 3], "space": [[], {"noise_multiplier": 1.0}],
+         "budget": [PrivacyBudget(1.0)], "trials": [0, -1, NAN], "scored_on": ["all"],
+         "run": [{"ledger": 3}]},
         named={"run": "ledger", "trials": "mean"},
     ),
     "PrivateSearchCV": Entry(
         estimator_search,
         lambda: {"param_distributions": {"C": [0.5, 1.0, 2.0]}},
-        {"param_distributions": [3, {}, {"C": 3}], "public": [None], "budget": [None, 1.0],
-         "scoring": ["roundness", None], "n_iter": [0, 1, 2.5, "one"],
-         "bounds": [(1.0, 0.0), 3.0]},
+        "",
+        {"param_distributions": [{}, {"C": 3}], "public": [None], "budget": [None, 1.0],
+         "scoring": ["roundness"], "n_iter": [0, 1, 2.5], "bounds": [(1.0, 0.0)]},
         named={"n_iter": "evaluations", "scoring": "(scoring|loss)"},
     ),
     "OutputPerturbedLogisticRegression": Entry(
         output_perturbation,
         lambda: {"of_delta": 1e-5, "regularization": 0.1, "noise_std": 50.0},
-        {"of_delta": [0.0, *DELTA, None], "regularization": POSITIVE, "noise_std": POSITIVE,
-         "ledger": NOT_A_LEDGER},
+        "regularization noise_std ledger", {"of_delta": [0.0, 1.0, NAN]},
         named={"of_delta": "delta"},
     ),
     "DPareto": Entry(
         study,
         lambda: {"run": {"trials": 2}},
-        {"seed": SEED,
-         "run": [{"trials": bad} for bad in COUNT] + [{"trials": 2, "batch_size": 0}]},
+        "",
+        {"seed": [-1, 1.5],
+         "run": [{"trials": 2, name: bad} for name in ("trials", "initial", "batch_size")
+                 for bad in COUNT]},
         charges=False,
-        named={"run": "(trials|batch_size)"},
+        named={"run": "(trials|initial|batch_size)"},
     ),
     "DPClassifier": Entry(
         estimator(DPClassifier),
         lambda: {"epsilon": 3.0, "classes": (0, 1), "bounds": (0.0, 1.0)},
-        {"epsilon": POSITIVE, "delta": [0.0, *DELTA], "bounds": BOUNDS, "ledger": NOT_A_LEDGER,
-         "X": [np.zeros((40, 0)), np.zeros(40)], "y": [np.zeros(39)]},
+        "epsilon delta bounds ledger",
+        {"X": [np.zeros((40, 0)), np.zeros(40)], "y": [np.zeros(39)]},
         named={"X": "(X|feature|array)", "y": "(y|sample|inconsistent)"},
     ),
     "DPRegressor": Entry(
         estimator(DPRegressor),
         lambda: {"epsilon": 3.0, "target_bounds": (0.0, 1.0), "bounds": (0.0, 1.0)},
-        {"epsilon": POSITIVE, "delta": [0.0, *DELTA], "bounds": BOUNDS, "target_bounds": BOUNDS,
-         "ledger": NOT_A_LEDGER},
+        "epsilon delta bounds target_bounds ledger",
     ),
     "GaussianNoiseCurator": Entry(
         curator,
         lambda: {"epsilon": 0.5, "delta": 1e-6, "row_distance": 1.0},
-        {"X": [None, "X", torch.zeros(3), torch.zeros(0, 2)], "evaluate": NOT_CALLABLE,
-         "epsilon": POSITIVE, "delta": [0.0, *DELTA], "row_distance": POSITIVE,
-         "ledger": NOT_A_LEDGER},
+        "evaluate epsilon delta row_distance ledger unsafe_seed",
+        {"X": [torch.zeros(3), torch.zeros(0, 2), torch.full((3, 2), NAN)],
+         "projection_dim": [0, 9]},
     ),
 }  # fmt: skip
 
 
 def cases() -> Iterator[Any]:
     for name, entry in ENTRIES.items():
-        for argument, bad in entry.bad.items():
+        for argument, bad in (
+            {name: BAD[name] for name in entry.names.split()} | entry.bad
+        ).items():
             for value in bad:
                 shown = f"{value.shape}" if isinstance(value, Tensor | np.ndarray) else f"{value}"
                 shown = "a function" if " at 0x" in shown else shown  # equal in all processes
@@ -482,9 +474,7 @@ ELSEWHERE = {
     "Curator": "the base class of GaussianNoiseCurator",
     "BranchAndBoundUCB": "its `release` is that of PrivateGPUCB",
     "LaplaceMaximum": "the base class of PrivateMaximum",
-    "LipschitzMaximum": "its `release` is that of PrivateMaximum",
     "ModeledChoice": "the base class of PrivateChoice",
-    "NoiseFreeMaximum": "its `release` is that of PrivateMaximum",
     "PrivateAnswers": "charged by the curator that it is given to",
     "make_release": "hands its arguments to PrivacyLedger.release",
     "study_report": "reads a ledger, and charges nothing",
@@ -517,11 +507,25 @@ def fresh() -> tuple[Records, PrivacyLedger]:
     return Records(), PrivacyLedger(budget=PrivacyBudget(100.0, 1e-2, summed=0.5))
 
 
+#: What takes a label for its charges.
+LABELLED = (
+    *("laplace_mechanism", "gaussian_mechanism", "exponential_mechanism", "sparse_vector"),
+    *("PrivateObjective", "PrivateObjective.for_budget", "DPGIBO", "private_start"),
+    *("DPTrainer.fit", "PrivateFit", "PrivateSelection", "PrivateSearch"),
+    *("OutputPerturbedLogisticRegression", "GaussianNoiseCurator"),
+)
+
+
 @pytest.mark.parametrize("name", ENTRIES)
-def test_the_good_call_charges(name: str) -> None:
-    records, ledger = fresh()
-    ENTRIES[name].call(records, ledger, **ENTRIES[name].good())
-    assert bool(ledger.entries()) == ENTRIES[name].charges
+def test_the_good_call_charges_under_its_label(name: str) -> None:
+    (records, ledger), entry = fresh(), ENTRIES[name]
+    given = entry.good()
+    if name in LABELLED:
+        given.get("run", given)["label"] = "for the board"
+    entry.call(records, ledger, **given)
+    assert bool(ledger.entries()) == entry.charges
+    if name in LABELLED:
+        assert {each.label for each in ledger.entries()} == {"for the board"}
 
 
 @pytest.mark.parametrize(("name", "argument", "value"), list(cases()))

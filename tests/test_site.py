@@ -24,6 +24,9 @@ if importlib.util.find_spec("material") is None:
     pytest.skip("the site is built with MkDocs Material, which is missing", allow_module_level=True)
 
 
+#: ``make docs`` builds it for each change; this looks at all that was built.
+pytestmark = pytest.mark.slow
+
 #: What docstrings are typed with, and nobody should read.
 _UNRENDERED = r":(?:class|func|meth|mod|attr|data|math):|\.\. math::|&gt;&gt;&gt; "
 
@@ -128,18 +131,10 @@ def test_links_and_anchors_lead_somewhere(site: Path) -> None:
                 assert unquote(anchor) in known, f"{page.relative_to(site)} links to {target}"
 
 
-def test_every_figure_of_the_benchmarks_is_shown(site: Path) -> None:
-    text = "".join(page.read_text() for page in pages_of(site))
-    for figure in (ROOT / "benchmarks" / "results").glob("*.png"):
-        assert f'benchmarks/results/{figure.name}"' in text, figure.name
-        assert (site / "benchmarks" / "results" / figure.name).stat().st_size > 0
-
-
-@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
-def test_in_the_browser(every: int, site: Path, browser: Any) -> None:
+def test_in_the_browser(site: Path, browser: Any) -> None:
     """Opened as files, on a wide and on a narrow screen; one after the other in one tab."""
     seen = browser.new_page()
-    for page in pages_of(site)[::every]:
+    for page in pages_of(site):
         name = page.relative_to(site)
         seen.set_viewport_size({"width": 1300, "height": 900})
         with visited(seen, f"file://{site}/{name}"):

@@ -44,6 +44,7 @@ def run(script: Path) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_in_a_reduced_size(path: Path, tmp_path: Path) -> None:
     program = code_of(path)
@@ -59,16 +60,13 @@ def test_runs_in_a_reduced_size(path: Path, tmp_path: Path) -> None:
     assert process.exitcode == 0, (tmp_path / "output").read_text()[-3000:]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_is_stored_executed_and_without_errors(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(cell.execution_count for cell in cells)
-    outputs = [output for cell in cells for output in cell.outputs]
-    assert not [output for output in outputs if output.output_type == "error"]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert path.stat().st_size < 1_500_000
-
-
-def test_there_are_eight() -> None:
+def test_all_are_stored_executed_and_without_errors() -> None:
     assert len(NOTEBOOKS) == 8
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert all(cell.execution_count for cell in cells), path
+        outputs = [output for cell in cells for output in cell.outputs]
+        assert not [output for output in outputs if output.output_type == "error"], path
+        assert any("image/png" in output.get("data", {}) for output in outputs), path
+        assert path.stat().st_size < 1_500_000

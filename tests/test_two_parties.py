@@ -78,11 +78,3 @@ def refused_requests(url: str) -> None:
         assert ask(b'{"index": %s, "request_id": "two"}' % wrong) == 403
     for wrong in (b"1", b'""', b'"\\ud800"', b"null"):
         assert ask(b'{"index": 1, "request_id": %s}' % wrong) == 403
-
-
-def test_a_short_token_is_refused(tmp_path: Path) -> None:
-    from examples.two_parties.curator import curator_app
-
-    with pytest.raises(ValueError, match="16 characters"):
-        curator_app(None, token="secret", folder=tmp_path)  # type: ignore[arg-type]
-    assert not list(tmp_path.iterdir())

@@ -26,12 +26,12 @@ from botorch_dp.privacy import (
 from botorch_dp.privacy.losses import (
     ApproximateLoss,
     FixedBatchSGDLoss,
+    GaussianLoss,
     LaplaceLoss,
     PureLoss,
 )
 from botorch_dp.privacy.pld.gaussian import gaussian_epsilon, gaussian_mu
 from tests.privacy.charging import REPLACE, accepts, balance_of, gaussian, guarantee, pure
-from tests.test_refusals import ENTRIES, Records
 
 # What is added up
 
@@ -84,6 +84,13 @@ def test_gaussian_charges_add_up_in_squares() -> None:
         assert ledger.spent() <= (1.0, 1e-6)
         assert ledger.remaining()[0] == pytest.approx(0.0, abs=1e-6)
         assert not accepts(ledger, gaussian(limit / 1000))
+
+
+def test_composed_gaussian_costs_what_its_parts_do() -> None:
+    with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-6)) as ledger:
+        entry = ledger.charge(guarantee(GaussianLoss(0.03), GaussianLoss(0.04)))
+        assert (entry.epsilon, entry.delta, entry.mu) == (0.0, 0.0, pytest.approx(0.05))
+        assert Fraction(entry.mu) ** 2 >= Fraction(0.03) ** 2 + Fraction(0.04) ** 2
 
 
 def test_pure_charge_in_a_gaussian_ledger_counts_as_gdp() -> None:
@@ -229,24 +236,6 @@ def test_what_the_summary_offers_is_granted_and_no_more(seed: int) -> None:
             level, delta = map(float, pair)
             assert ledger.affords(gaussian(gaussian_mu(level, delta)))
             assert not ledger.affords(gaussian(gaussian_mu(level * 1.002, delta)))
-
-
-LABELLED = (
-    *("laplace_mechanism", "gaussian_mechanism", "exponential_mechanism", "sparse_vector"),
-    *("PrivateObjective", "PrivateObjective.for_budget", "DPGIBO", "private_start"),
-    *("DPTrainer.fit", "PrivateFit", "PrivateSelection", "PrivateSearch"),
-    *("OutputPerturbedLogisticRegression", "GaussianNoiseCurator"),
-)
-
-
-@pytest.mark.parametrize("name", LABELLED)
-def test_a_label_says_what_each_charge_was_for(name: str) -> None:
-    entry, plenty = ENTRIES[name], PrivacyBudget(1e3, 0.5, summed=0.5)
-    given = entry.good()
-    given.get("run", given)["label"] = "for the board"
-    with PrivacyLedger(budget=plenty) as ledger:
-        entry.call(Records(), ledger, **given)
-        assert {each.label for each in ledger.entries()} == {"for the board"}
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7, (0.3, 7e-7)])
