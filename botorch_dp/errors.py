@@ -1,6 +1,6 @@
 """Errors that every subpackage may raise.
 
-A message says what was given, why it voids the promise and what to do instead. It never
+A message says what was given, why it voids the guarantee and what to do instead. It never
 contains a sensitive value, nor a hash of one.
 """
 

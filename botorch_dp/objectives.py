@@ -1,7 +1,7 @@
 """Private objectives: per-record scores in, noisy means with known variance out.
 
 Everything that reads only what a :class:`PrivateObjective` returns is post-processing: any
-surrogate, acquisition function or loop may follow, and the promise stays the same.
+surrogate, acquisition function or loop may follow, and the guarantee stays the same.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def _price(
         return "<p>Nothing was trained yet.</p>"
     rest = ["" if front is None else front.caption]
     if problem.training is None:
-        headline = "No price: relation and δ of its ε are not stated."
+        headline = "No cost can be stated: relation and δ of its ε are unknown."
     elif ledger is not None:
         budget = ledger.budget
         headline = f"ε = {budget.epsilon:g}" + (f", δ = {budget.delta:g}" if budget.delta else "")
@@ -196,7 +196,7 @@ def _price(
         if stored:
             rest.append(
                 "This is the sum of all epsilons, because a study's file does not hold its "
-                "mechanism. `study.report(path)` has the mechanism's own price, which may be lower."
+                "mechanism. `study.report(path)` has the mechanism's own cost, which may be lower."
             )
         if training.void is not None:
             headline = "No guarantee: it must not be published."

@@ -222,7 +222,7 @@ def test_price_before_it_runs() -> None:
     assert objective.price(25).mu == pytest.approx(0.5)
     simulated = PrivateObjective(distances, bounds=(0.0, 1.0), mu=0.1, unsafe_seed=0)
     assert simulated.price().status == "none"
-    assert "simulated noise: nothing is promised" in str(simulated.price())
+    assert "simulated noise: nothing is guaranteed" in str(simulated.price())
 
 
 def test_rows_are_charged_before_the_records_are_read() -> None:

@@ -276,7 +276,7 @@ def test_a_selection_has_a_receipt_for_its_test_records(tmp_path: Path) -> None:
     assert test.verify(released.model.value).passes
     assert test.document["promise"]["protects"] == "one test record"
     assert receipt.document["promise"]["protects"] == "one training record"
-    assert receipt.document["settings"]["origin"] == "paid selection"
+    assert receipt.document["settings"]["origin"] == "private selection"
     one, _ = made("PrivateSelection, one training")
     assert one.receipt().document["settings"]["origin"] == "not stated"
     (line,) = (f for f in one.receipt().verify().findings if f.subject == "settings")

@@ -88,7 +88,7 @@ class DescentSettings:
 
     @cached_property
     def step_price(self) -> Guarantee:
-        """What one step costs; nothing is promised, and nothing can be charged, under a seed."""
+        """What one step costs; under a seed nothing is guaranteed or charged."""
         price = self._guarantee("DP-GIBO", self.step_mu)
         return price if self.unsafe_seed is None else price.simulated()
 
@@ -174,7 +174,7 @@ def kernel_settings(kernel: Kernel) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DescentPlan:
-    """Public facts about a descent that has not begun: its price, its noise and its memory.
+    """Public facts about a descent that has not begun: its cost, its noise and its memory.
 
     Args:
         num_records: ``n``.

@@ -254,7 +254,7 @@ class _PrivateEstimator(BaseEstimator):
         return Layout(n, unit, columns, stated, ranges, _PIECES if is_curved else None)
 
     def _plan(self, layout: Layout) -> TrainingPlan:
-        """The training at its widest; fewer features change its steps and not its price."""
+        """The training at its widest; fewer features change its steps and not its epsilon."""
         outputs, kind = self._parameters()
         n = layout.num_records
         X = torch.zeros(1, layout.most_features, device="cpu").expand(n, -1)

@@ -2,8 +2,8 @@
 
 :class:`PrivacyEngine` takes the place of Opacus's own. The user's loop stays: it computes the loss
 of each batch and calls ``backward()``, and Opacus finds the gradients of single records. What comes
-before and after that is ours: which records are in a batch, clipping, noise and the price, and that
-the loop takes the steps that were priced and no others.
+before and after that is ours: which records are in a batch, clipping, noise and accounting. The
+loop takes the steps that were charged and no others.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
     operating system, and the complete run is charged when it is made private, before a record is
     read. A script that is killed and started again trains anew and is charged anew; what was
     charged stays charged. Each batch must get exactly one step, and at most as many steps are taken
-    as were priced: the engine refuses others before they change the model.
+    as were charged: the engine refuses others before they change the model.
 
-    With ``unsafe_seed`` everything can be repeated, and nothing is promised: to tune.
+    With ``unsafe_seed`` everything can be repeated, and nothing is guaranteed: to tune.
 
     Gradients are clipped in double precision, and one that is not finite counts as zero. A record
     joins a batch with probability ``batch_size / n``, and an epoch has ``n // batch_size`` batches.
@@ -157,7 +157,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
 
     @property
     def plan(self) -> TrainingPlan:
-        """What is trained, and its price; ``print`` it."""
+        """What is trained, and what it costs; ``print`` it."""
         return self._made().plan
 
     @property
@@ -194,7 +194,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             data_loader: Says from which data set records come, and how many there are in a batch.
             noise_multiplier: Standard deviation of the noise over ``max_grad_norm``.
             max_grad_norm: The clipping norm.
-            epochs: Passes over the records. Needed to publish: it makes the price.
+            epochs: Passes over the records. Needed to publish: the cost follows from it.
             criterion: The loss of your loop, such as ``nn.CrossEntropyLoss()``; it is tried on
                 synthetic records of every class. Needed to publish: a loss that mixes records, such
                 as a mean with class weights, lets one record move the gradients of all others.
@@ -254,7 +254,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         return self.release(model).receipt(**facts)
 
     def save_checkpoint(self, **given: Any) -> Never:
-        """Refused: steps from another process were not taken under this engine's price."""
+        """Refused: steps from another process were not charged by this engine."""
         raise PrivacyError(
             "A run cannot continue from a checkpoint, because another engine accounted for its "
             "first steps. Save `release(model).value.state_dict()`, or use "
@@ -288,7 +288,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
             )
         if secret and epochs is None:
             raise TypeError(
-                "Give `epochs`: the price of a model that may be published is charged before its "
+                "Give `epochs`: the cost of a model that may be published is charged before its "
                 "first step. Or give PrivacyEngine(unsafe_seed=...) to tune."
             )
         if secret and criterion is None:
@@ -446,7 +446,7 @@ class _LoopOracles:
     settings: dict[str, Any]
 
     def plan(self, config: Config) -> TrainingPlan:
-        """The public parameters of one training, as far as its price goes."""
+        """The public parameters of one training, as far as its epsilon goes."""
         chosen = {**self.settings, **config}
         known = ("noise_multiplier", "target_epsilon", "batch_size", "epochs")
         priced: Any = {name: chosen[name] for name in known if name in chosen}

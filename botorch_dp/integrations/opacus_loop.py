@@ -1,7 +1,7 @@
 """The state of a user's Opacus loop: that it takes the steps that were accounted for, no others.
 
 The loader hands out batches and the optimizer takes steps; both ask one :class:`Loop`, which knows
-what was priced. Importing this module imports Opacus.
+what was charged. Importing this module imports Opacus.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Loop:
     """One training by a user's loop: its batches, clipped sums, steps and parameters.
 
     Args:
-        plan: What was priced.
+        plan: What was charged.
         limited: Whether no more steps may be taken than the plan has.
         secret: Whether the model may be published.
         records: The training records.

@@ -156,7 +156,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):
         return self
 
     def plan(self, X: Any, y: Any, *, groups: Any = None) -> Any:
-        """Route, price and noise of :meth:`fit`; of the records only the number counts."""
+        """Method, cost and noise of :meth:`fit`; of the records only the number counts."""
         return self._search(*self._records(X, y), groups).plan(release_score=self.release_score)
 
     def receipt(self, **facts: Any) -> Receipt:

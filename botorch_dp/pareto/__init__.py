@@ -7,7 +7,7 @@ What owns what, in the order in which a trial passes through:
 * ``proposals``: ``propose(proposer, trials, initial)``, a pure function, with the models of
   ``surrogates``.
 * ``storage``: the file. The only place where trials change, one transaction each.
-* ``problem``: the oracles, and the frozen records that the others hand on.
+* ``problem``: the functions of a study, and the immutable records that the others hand on.
 
 Beside it: ``front`` and ``recommendation`` read trials, ``publication`` says what showing them
 costs, and ``charges`` wraps a problem so that its trainings are charged.

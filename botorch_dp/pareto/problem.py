@@ -255,7 +255,7 @@ class PrivacyUtilityProblem:
         training: What epsilon speaks of (delta, neighbouring relation), and what else is known
             about the privacy of one training; see :class:`TrainingPrivacy`. Without one, nothing is
             known but the number: figures say that its relation and delta are not stated, and
-            nothing has a price.
+            no cost can be stated.
         name: What reports call the problem; the names of its parameters by default. A stored study
             recognizes the problem by it, or by the name of ``utility``.
         batched: Functions that answer several questions in one call.
@@ -325,7 +325,7 @@ class PrivacyUtilityProblem:
         """What is known about its trainings, or an error if nothing was stated."""
         if self.training is None:
             raise StudyError(
-                "This problem does not say what its epsilon means, so nothing has a price: pass "
+                "This problem does not say what its epsilon means, so no cost can be stated: pass "
                 "`training=TrainingPrivacy(delta=...)` to the PrivacyUtilityProblem, with the "
                 "delta (0 for pure epsilon) and the neighbouring relation of `privacy`."
             )

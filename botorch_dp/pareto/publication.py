@@ -148,7 +148,7 @@ def caption_of(
 
     Args:
         problem: Whose trials they are.
-        guarantee: What publishing everything measured promises a training record; not asked for
+        guarantee: The guarantee for a training record if everything is published; not asked for
             if the problem does not say what its epsilon means.
         charged: Whether all trainings were charged to a budget before they began.
     """

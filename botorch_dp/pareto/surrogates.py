@@ -202,7 +202,7 @@ class KnownObjectives:
         """Refuse another privacy oracle than that of the trials.
 
         Raises:
-            StudyError: The front and its price would mix two epsilons.
+            StudyError: The front and its cost would mix two epsilons.
         """
         stored = [trial for trial in trials if not math.isnan(trial.epsilon)]
         for trial in stored[:: math.ceil(len(stored) / _MOST_CHECKED) or 1]:

@@ -4,17 +4,17 @@ Choosing the next release (and its epsilon) after looking at earlier ones is *fu
 composition; a budget that stops it in time is a *filter*. There are two of them, fixed before
 anything is released:
 
-* the summed compartment, where epsilons and deltas are added up: basic composition is a filter
+* the summed share, where epsilons and deltas are added up: basic composition is a filter
   [Rogers2016];
-* the Gaussian compartment, where squares of mu are added up: :math:`\sum \mu_i^2 \le \mu^2` is a
-  filter for :math:`\mu`-Gaussian differential privacy [Smith2022], and the compartment's
+* the Gaussian share, where squares of mu are added up: :math:`\sum \mu_i^2 \le \mu^2` is a
+  filter for :math:`\mu`-Gaussian differential privacy [Smith2022], and the share's
   (epsilon, delta) is converted to mu exactly. For DP-SGD (``PrivacyBudget(renyi=True)``) it adds up
   Rényi divergences of one order instead, which the budget fixes [Feldman2021]. They are written as
   the mu of the Gaussian mechanism that has the same divergence,
   :math:`D_\alpha = \alpha \mu^2 / 2`, so that squares of mu are what adds up there too.
 
 Interleaving two such mechanisms costs the sum of their two budgets [Vadhan2023]. What is *not*
-sound is trading one compartment against the other during the run. Sums are taken over fractions
+sound is trading one share against the other during the run. Sums are taken over fractions
 and so are exact; what leaves them as a float is rounded to the safe side.
 """
 
@@ -177,7 +177,7 @@ class Compartments:
 
     @property
     def mu(self) -> float:
-        """The limit of the Gaussian compartment."""
+        """The limit of the Gaussian share."""
         if not (self.gaussian_epsilon > 0 and self.gaussian_delta > 0):
             return 0.0
         return _mu_limit(self.gaussian_epsilon, self.gaussian_delta, self.order)
@@ -194,9 +194,9 @@ class Compartments:
         return 1 + 2 * math.log(1 / self.gaussian_delta) / self.gaussian_epsilon
 
     def cost_of(self, guarantee: Guarantee) -> Cost:
-        """What a guarantee costs, each part in its own compartment, rounded up.
+        """What a guarantee costs, each part in its own share, rounded up.
 
-        Beside a compartment of Rényi divergence, what has an (epsilon, delta) of its own is summed
+        Beside a share of Rényi divergence, what has an (epsilon, delta) of its own is summed
         if anything was set aside for it. Divergences of one order add up under full adaptivity
         [Feldman2021].
         """
@@ -223,7 +223,7 @@ class Compartments:
         )
 
     def affords(self, totals: Totals, cost: Cost) -> bool:
-        """Whether both compartments stay within their limits; the filter itself."""
+        """Whether both shares stay within their limits; the filter itself."""
         epsilon, delta, mu = (Fraction(part) for part in cost)
         generous = 1 + ALLOWANCE
         return (
@@ -309,7 +309,7 @@ class Compartments:
         return largest
 
     def spent(self, totals: Totals) -> tuple[float, float]:
-        """Both compartments' spendings in (epsilon, delta), rounded up."""
+        """What was spent of both shares in (epsilon, delta), rounded up."""
         epsilon, delta = self.of_mu(min(self.mu, sqrt_above(totals.mu_squared)))
         return (
             float_above(min(Fraction(self.epsilon), totals.epsilon) + Fraction(epsilon)),
@@ -317,7 +317,7 @@ class Compartments:
         )
 
     def remaining(self, totals: Totals) -> tuple[float, float]:
-        """What both compartments could still grant, in (epsilon, delta), rounded down."""
+        """What both shares could still grant, in (epsilon, delta), rounded down."""
         (epsilon, delta), more = self.summed_left(totals), self.gaussian_left(totals)
         return (
             float_below(Fraction(epsilon) + Fraction(more[0])),
@@ -325,7 +325,7 @@ class Compartments:
         )
 
     def in_epsilon_delta(self, cost: Cost) -> tuple[float, float]:
-        """A charge's cost, its mu converted at the Gaussian compartment's delta."""
+        """A charge's cost, its mu converted at the Gaussian share's delta."""
         epsilon, delta, mu = cost
         if mu == 0:
             return epsilon, delta
@@ -334,7 +334,7 @@ class Compartments:
         return epsilon + self._epsilon(mu), delta + self.gaussian_delta
 
     def of_mu(self, mu: float) -> tuple[float, float]:
-        """A part of the Gaussian compartment as (epsilon, delta)."""
+        """A part of the Gaussian share as (epsilon, delta)."""
         if mu == 0:
             return 0.0, 0.0
         # Converting the limit back and forth may round past it.

@@ -57,7 +57,7 @@ _TRADEOFF_POINTS = 64
 #: Above it nobody should rely on a promise.
 _LARGE_EPSILON = 10
 
-SIMULATED = "simulated noise: nothing is promised"
+SIMULATED = "simulated noise: nothing is guaranteed"
 
 #: What every training's guarantee rests on; ours say it in more detail.
 FLOATING_POINT = "noise that is drawn in floating point protects as well as exact Gaussian noise"
@@ -139,7 +139,7 @@ class Guarantee:
         assumptions: What must be true of the world or of the mechanism for the statement to hold
             and can be proven by nobody here (a prior, a constant of somebody else's learner). A
             training with DP-SGD always has one: its noise is drawn in floating point.
-        void: Why nothing is promised, or None.
+        void: Why nothing is guaranteed, or None.
         quoted_delta: The delta its owner asked for, at which ``str`` quotes it.
 
     Example:
@@ -176,7 +176,7 @@ class Guarantee:
         """How firm the statement is.
 
         ``"proven"`` by construction, the caller keeping the unit's conditions; ``"conditional"`` on
-        assumptions that nobody can check; ``"none"`` where nothing is promised.
+        assumptions that nobody can check; ``"none"`` where nothing is guaranteed.
         """
         if self.void is not None:
             return "none"
@@ -469,8 +469,8 @@ def warn_large_delta(delta: float, num_records: int | None) -> None:
 
     Where the number of records is not known, there is nothing to warn of.
 
-    Such a promise is true and useless: publishing each record as it is with probability delta
-    keeps it.
+    Such a guarantee is true and useless: publishing each record as it is with probability delta
+    satisfies it.
     """
     if num_records is None or delta * check_integer("num_records", num_records) < 1:
         return
@@ -482,7 +482,7 @@ def warn_large_delta(delta: float, num_records: int | None) -> None:
 
 @lru_cache(maxsize=1024)
 def warn_large_epsilon(epsilon: float) -> None:
-    """Warn, once for each value, that a stated ``epsilon`` above 10 promises next to nothing."""
+    """Warn, once for each value, that a stated ``epsilon`` above 10 guarantees next to nothing."""
     if epsilon > _LARGE_EPSILON:
         times = rounded_up(math.exp(epsilon), 2) if epsilon < 700 else "more than 1e300"
         warn_caller(

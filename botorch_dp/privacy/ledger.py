@@ -99,7 +99,7 @@ class PrivacyLedger:
     A charge is on the disk when :meth:`charge` returns, is never refunded, and survives a kill or a
     power cut at any moment. Threads, forked processes and independent processes may share one file.
     The file is created with mode 0600 and may be copied whenever no charge is running. All sums
-    are exact; see :class:`PrivacyBudget` for the two compartments.
+    are exact; see :class:`PrivacyBudget` for its two shares.
 
     In a ledger that is purely Gaussian (``summed=0``, or the first charge was Gaussian) a pure
     epsilon-DP release counts as :math:`2\\Phi^{-1}(e^\\epsilon/(1+e^\\epsilon))`-GDP. In a purely
@@ -201,7 +201,7 @@ class PrivacyLedger:
         Args:
             guarantee: The release's guarantee; its parameters may depend on earlier releases.
             label: A note for :meth:`entries`. Never put a sensitive value in it.
-            delta: Charge ``(guarantee.epsilon(delta), delta)`` to the summed compartment. Needed
+            delta: Charge ``(guarantee.epsilon(delta), delta)`` to the summed share. Needed
                 for guarantees that are neither Gaussian nor sums of (epsilon, delta), as DP-SGD's,
                 unless the budget was made with ``renyi=True``.
 
@@ -237,7 +237,7 @@ class PrivacyLedger:
         new charge and nothing is stored.
 
         Args:
-            price: What one draw promises.
+            price: The guarantee of one draw.
             draw: Draws the noise and returns what may be shown: numbers, words, lists,
                 dictionaries, arrays or tensors. Takes what ``read`` returned, if that is given.
             key: Names the released value. Put the identity of the run into it: two runs that
@@ -336,7 +336,7 @@ class PrivacyLedger:
     def spent(self) -> tuple[float, float]:
         """The part of the budget that charges have used, as (epsilon, delta), rounded up.
 
-        A Gaussian compartment that was touched counts with all of its delta and with the epsilon
+        A Gaussian share that was touched counts with all of its delta and with the epsilon
         that the mu spent amounts to at that delta.
         """
         compartments = self.compartments()
@@ -441,7 +441,7 @@ class PrivacyLedger:
             )
 
     def compartments(self, settled: Mapping[str, str] | None = None) -> Compartments | None:
-        """The limits of the two compartments; None until the first charge has decided."""
+        """The limits of the two shares; None until the first charge has decided."""
         budget = self._budget
         if budget.share is not None:
             return Compartments.of(budget, budget.share, "its `summed` share leaves none")
@@ -470,7 +470,7 @@ def make_release(
 
     Args:
         scale: The public scale of the noise; without ``about`` the value is told apart by it.
-        unsafe_seed: What ``draw`` simulates with, if anything: then nothing is promised.
+        unsafe_seed: What ``draw`` simulates with, if anything: then nothing is guaranteed.
     """
     check_payment(ledger, unsafe_seed=unsafe_seed, key=key)
     if about is None and scale is not None:
@@ -508,7 +508,7 @@ def check_payment(
 
 
 def _stated_cost(guarantee: Guarantee, delta: float | None) -> Cost | None:
-    """The cost that the caller states by ``delta``, if any; refused where nothing is promised."""
+    """The cost that the caller states by ``delta``, if any; refused where nothing is guaranteed."""
     if guarantee.void is not None:
         raise PrivacyError(
             f"The {guarantee.mechanism} guarantees nothing ({guarantee.void}): charge a mechanism "

@@ -213,10 +213,10 @@ class ApproximateLoss(PrivacyLoss):
 
 @dataclass(frozen=True)
 class SelectionLoss(ApproximateLoss):
-    """The best of a secret number of outcomes, by the price of :mod:`.selection`.
+    """The best of a secret number of outcomes, accounted for by :mod:`.selection`.
 
     It is (epsilon, delta)-DP and counts as such everywhere; the other numbers say how it came
-    about, so that somebody else can recompute the price.
+    about, so that somebody else can recompute epsilon.
 
     Args:
         epsilon: Of what is published.

@@ -1,9 +1,8 @@
 r"""The basic mechanisms, with exact noise: a sensitive value goes in, a :class:`Release` comes out.
 
 Beside every mechanism stands a function ``..._guarantee`` that takes the same public parameters,
-checks them as strictly and returns what would be promised, without touching a value: ask it for the
-price first. Nothing here adapts to the values, raises because of a single record, or shows a value
-in an error.
+checks them as strictly and returns what would be guaranteed, without touching a value.
+Nothing here adapts to the values, raises because of a single record, or shows one in an error.
 
 The caller vouches for the sensitivity, under the neighbouring relation that the guarantee names.
 
@@ -16,7 +15,7 @@ can tell near the noise, and four times as fast as the lattice of all doubles. R
 it moves neighbours apart by at most n steps (in l1; sqrt(n) in l2), which the privacy map counts.
 
 A scale is *calibrated* by asking OpenDP's own privacy map, which rounds upwards, and enlarging the
-scale by some units in the last place until the map confirms the promised parameter.
+scale by some units in the last place until the map confirms the stated parameter.
 """
 
 from __future__ import annotations

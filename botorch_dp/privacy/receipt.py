@@ -7,7 +7,7 @@ record, no hash of records, and no score that was not released. Its date is a da
 a run ended could tell how many trainings it made.
 
 :meth:`Receipt.verify` derives everything that follows from the losses and the conditions once more
-(status, statement, event, proof, price, what a ledger charges) and compares it with the document.
+(status, statement, event, proof, epsilon, what a ledger charges) and compares it with the document.
 It also recomputes epsilon with dp-accounting alone. What nobody can derive, such as whom it
 protects, is shown as the sender's words. A receipt holds a digest of itself, which shows accidents;
 whoever alters a receipt on purpose can write a new digest. What contradicts itself is found even
@@ -97,7 +97,7 @@ class Receipt:
             audit: Of the mechanism, if one was run.
 
         Raises:
-            PrivacyError: If nothing is promised, because the noise was simulated or for any other
+            PrivacyError: If nothing is guaranteed, because the noise was simulated or for any other
                 reason.
         """
         value = scale = made = None

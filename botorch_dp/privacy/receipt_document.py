@@ -30,7 +30,7 @@ Origin = Literal[
     "not stated",
     "fixed beforehand",
     "default rule",
-    "paid selection",
+    "private selection",
     "public copy",
     "seeded trials",
 ]
@@ -39,7 +39,7 @@ ORIGINS: dict[str, str] = {
     "on the same records is not covered by epsilon",
     "fixed beforehand": "the settings were chosen without the protected records",
     "default rule": "the settings follow from public numbers by the default rule of this package",
-    "paid selection": "the settings were chosen among random ones by the mechanism itself, and "
+    "private selection": "the settings were chosen among random ones by the mechanism itself, and "
     "epsilon includes that",
     "public copy": "the settings were tuned on public records",
     "seeded trials": "the settings were tuned on the protected records by trials without a "

@@ -28,7 +28,7 @@ gives u: :math:`u' \le G(u) = \min_i \min(e^{\epsilon_i} u + \delta_i,
 :math:`\psi` is convex and falls. Any function above it that is linear between knots
 :math:`r_i = e^{-\epsilon_i}` and zero from the last knot on is :math:`\sum_i s_i (r_i - r)_+` with
 :math:`s_i \ge 0`, and :math:`\int (r_i - r)_+ dP = r_i H_{1/r_i}(P \| P') \le r_i \delta_i`. So the
-price follows from finitely many points of the base's profile; knots below :math:`\epsilon = 0`
+epsilon follows from finitely many points of the base's profile; knots below :math:`\epsilon = 0`
 come from :math:`\delta(-\epsilon) \le 1 - e^{-\epsilon} (1 - \delta(\epsilon))`.
 [Koskela2024] bounds the two factors of each term one by one, by
 :math:`E[K] \, \delta(\epsilon - \sup \log(w/v))`; keeping them together is tighter. Exchanging
@@ -86,7 +86,7 @@ class TrialNumber:
 
     A truncated negative binomial [Papernot2022], which is at least 1: ``shape=1`` is geometric,
     ``shape=0`` logarithmic. Smaller shapes are cheaper, and make very few trials likelier.
-    ``shape=inf`` is Poisson: nearly fixed, possibly 0, and dear for many trials.
+    ``shape=inf`` is Poisson: nearly fixed, possibly 0, and expensive for many trials.
 
     Args:
         mean: The expected number, above 1 (Poisson: above 0).

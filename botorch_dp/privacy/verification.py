@@ -218,7 +218,7 @@ def _short(value: object) -> str:
 
 
 def _check_training(document: Mapping[str, Any], guarantee: Guarantee) -> list[Finding]:
-    """Price the training that is described; of a selection it is one of many."""
+    """The epsilon of the training that is described; of a selection it is one of many."""
     training = document["training"]
     if training is None:
         return []
@@ -297,7 +297,7 @@ def _compared(result: Recomputed, claim: float, delta: float) -> Finding:
 
 
 def _check_selection(loss: SelectionLoss) -> Finding:
-    """Recompute the price of a selection by this package; no other bound is as small."""
+    """Recompute a selection's epsilon by this package; no other bound is as small."""
     selection = Selection(TrialNumber(loss.mean, loss.shape))
     base: BaseProfile = selection.profile(loss.mu, loss.delta)
     found = selection.epsilon(base, loss.delta)

@@ -1,6 +1,6 @@
 """Private releases of a Bayesian optimization: the maximizer and the maximum.
 
-Each release is one class: ``guarantee`` says what it promises and costs, ``utility()`` what it is
+Each release is one class: ``guarantee`` says what it guarantees and costs, ``utility()`` what it is
 worth, and ``release(..., ledger=)`` makes it.
 """
 

@@ -160,7 +160,7 @@ def mnist_mlp2_sgd(
 def training_oracles(
     model: str, data: str, optimizer: str, *, publish: bool = False
 ) -> TrainingOracles:
-    """The oracles of training one model on one data set, as in the paper.
+    """The privacy and the utility of training one model on one data set, as in the paper.
 
     Args:
         model: ``"logistic"``, ``"svm"``, ``"mlp1"`` or ``"mlp2"``.

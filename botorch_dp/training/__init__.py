@@ -3,7 +3,7 @@
 What owns what, in the order in which a training passes through:
 
 * ``trainer``: :class:`DPTrainer`, what a user calls. It charges, trains and publishes.
-* ``plan``: the settings of one training, and what follows from them: noise, steps, price.
+* ``plan``: the settings of one training, and what follows from them: noise, steps, guarantee.
 * ``setup``: what is trained on what (model factory, loss, records, engine, metric). It
   keeps no model.
 * ``run``: :class:`~.run.TrainingRun`, the only owner of the parameters. It draws batches, advances,

@@ -93,7 +93,7 @@ class TrainingSettings(TypedDict, total=False):
         clip_norm: Largest l2 norm of one record's gradient, ``L``; with ``clipping="normalized"``
             the norm that all gradients are brought to, 1 unless given.
         noise_multiplier: Standard deviation of the noise on the sum of clipped gradients over
-            ``clip_norm``. 0 is plain clipped training without any promise.
+            ``clip_norm``. 0 is plain clipped training without any guarantee.
         target_epsilon: In place of ``noise_multiplier``: the least noise for which the complete
             run costs at most this epsilon at ``delta``.
         batch_size: Number of records in a batch (expected, for Poisson sampling), ``m``.

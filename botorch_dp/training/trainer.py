@@ -333,7 +333,7 @@ class DPTrainer:
     def plan(self, **settings: Unpack[TrainingSettings]) -> TrainingPlan:
         """What :meth:`fit` would do with these settings, and its guarantee, at no cost.
 
-        ``print`` it: it says the price in words.
+        ``print`` it: it says the cost in words.
         """
         if settings.get("feature_norm") == "private":
             return plan_with_norm(self, settings)
@@ -375,7 +375,7 @@ class DPTrainer:
             progress: Show a progress bar.
             on_interrupt: After Ctrl-C, ``"raise"`` raises ``KeyboardInterrupt``; with a
                 ``checkpoint``, the same call then goes on without a new charge. ``"stop"`` returns
-                the model as it is after the current step, at the price of the complete run; with
+                the model as it is after the current step, at the cost of the complete run; with
                 ``publish=True`` that is the model of this run for good. The default is ``"raise"``
                 with a ``checkpoint`` and ``"stop"`` without.
             curve: Numbers of epochs, rising, after which to measure the utility on the test

@@ -167,7 +167,7 @@ def _least_noise_of_training(
 
 
 def _accountant(event: Any, relation: NeighboringRelation) -> Any:
-    """The accountant of dp-accounting that prices an event best."""
+    """The accountant of dp-accounting that is tightest for an event."""
     theirs = dp_accounting.NeighboringRelation[relation.name]
     accountants = [pld.PLDAccountant(theirs)]
     if relation is not NeighboringRelation.REPLACE_ONE:
@@ -176,7 +176,7 @@ def _accountant(event: Any, relation: NeighboringRelation) -> Any:
         if accountant.supports(event):
             return accountant
     raise PrivacyError(
-        f"dp-accounting cannot price {event} under {relation.name}. Where a replaced record is "
-        "meant and batches are drawn without replacement, return "
+        f"dp-accounting has no accountant of {event} under {relation.name}. Where a replaced "
+        "record is meant and batches are drawn without replacement, return "
         "DPSGD(sampling='without_replacement', ...) instead of an event."
     )

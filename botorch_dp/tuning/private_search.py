@@ -1,6 +1,6 @@
 r"""One call that tunes on records which must not leak, and publishes one configuration.
 
-How it searches is a route of :mod:`~botorch_dp.tuning.routes`, which follows from public numbers.
+How it searches is a method of :mod:`~botorch_dp.tuning.routes`, by public numbers unless given.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class PrivateSearch:
       an incumbent, as estimators have one), where there is nothing but categories, under
       constraints, for scores that are no mean over records (AUC, F1), and for models with
       piecewise constant losses (trees and their ensembles, neighbours, networks);
-    - *slope* costs a pure epsilon: categories are chosen by permute-and-flip, then slopes of
-      regions are released (see :mod:`~botorch_dp.tuning.routes.slope`). It is taken without a
+    - *slope* costs a pure epsilon: categories are chosen by permute-and-flip, then mean gradients
+      of regions are released (see :mod:`~botorch_dp.tuning.routes.slope`). It is taken without a
       delta, and with one where ``n mu / sqrt(d)`` is at most 11;
     - *descent* costs ``gaussian_mu(epsilon, delta)``: categories are chosen by permute-and-flip,
       with all numbers in the middle of their ranges; then a clip norm is selected and gradients
@@ -119,7 +119,7 @@ class PrivateSearch:
             :func:`~botorch_dp.objectives.per_record_scores`.
         space: What may be tried. Models see its scale, so give ``log=True`` where it belongs.
         bounds: Public bounds ``(lo, hi)`` of a score.
-        budget: What may be spent; without a delta only selections and slopes can be had.
+        budget: What may be spent; without a delta only *selection* and *slope* can be had.
         evaluations: How many configurations all records may be scored at.
         num_records: ``n``, which is public under replace-one; by default the attribute of that
             name of ``record_scores``.

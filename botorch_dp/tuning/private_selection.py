@@ -95,8 +95,8 @@ class SelectionPlan:
         number: The law of the number of trainings; None for a single one.
         config: A typical configuration, for which the noise is stated.
         noise_multipliers: The noise that this configuration needs for the budget, over the
-            clipping norm: ``"this"``, ``"tuning ignored"`` (what is usually published, and
-            promises more than it keeps), and ``"all published"`` (every training could be shown).
+            clipping norm: ``"this"``, ``"tuning ignored"`` (what is usually published,
+            and is too small), and ``"all published"`` (every training could be shown).
         score_std: The standard deviation of the noise in the score; 0 without noise.
         guarantee: The guarantee of everything that is published, for a training record.
         test_guarantee: The same for a test record; None if these are public or not used.
@@ -147,7 +147,7 @@ class SelectionResult(Release[Any], Generic[Artifact]):
         score: The released score, or None if nothing came out; NaN if a score on public records
             was no number in every training. One that noise carried beyond 0 or 1 is that bound. The
             best of many noisy scores is too good on average.
-        for_tests: The same with what it promises a test record, if those are sensitive, and with a
+        for_tests: The same with the guarantee for a test record, if those are sensitive, and a
             receipt of its own.
         number: The law of the number of trainings, which is public; None for a single one.
         scored_on: Which records scored.
@@ -162,7 +162,7 @@ class SelectionResult(Release[Any], Generic[Artifact]):
 
     @property
     def test_guarantee(self) -> Guarantee | None:
-        """What all of it promises a test record, if those are sensitive."""
+        """The guarantee for a test record, if those are sensitive."""
         return None if self.for_tests is None else self.for_tests.guarantee
 
     def __str__(self) -> str:
@@ -195,7 +195,7 @@ class PrivateSelection(Generic[Artifact]):
 
     Guarantee: each trial, its score included, keeps to the points of a Gaussian mechanism's privacy
     profile, whatever its configuration; K has a law of its own, drawn before a record is read, and
-    the selection's price follows from the points and that law (proof in
+    the selection's epsilon follows from the points and that law (proof in
     :mod:`botorch_dp.privacy.selection`). What is published is (epsilon, delta)-DP at the budget,
     given that ``train`` is the mechanism that was described. A score on *sensitive* test records
     gets noise here, and a guarantee of its own for them: an artifact does not depend on them, so
@@ -457,7 +457,7 @@ class PrivateSelection(Generic[Artifact]):
 
     @property
     def _origin(self) -> Origin:
-        return "paid selection" if self._selects else "not stated"
+        return "private selection" if self._selects else "not stated"
 
     @property
     def _number(self) -> TrialNumber | None:

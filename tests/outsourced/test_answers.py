@@ -69,8 +69,8 @@ class TestPrivateAnswers:
         assert "0.4-differentially private" in curator.statement
         assert "whether and when a measurement fails" in str(curator.answers.price())
         seeded = curator_of(PrivateAnswers(epsilon=0.4, bounds=(0.0, 0.1)), unsafe_seed=3)
-        assert curator.statement.count("nothing is promised") == 0
-        assert seeded.statement.count("nothing is promised") == 2
+        assert curator.statement.count("nothing is guaranteed") == 0
+        assert seeded.statement.count("nothing is guaranteed") == 2
 
     @pytest.mark.parametrize("answer", [math.nan, math.inf, -math.inf, 1e300])
     def test_no_answer_raises(self, answer: float) -> None:

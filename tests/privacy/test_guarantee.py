@@ -83,7 +83,7 @@ class TestEveryLoss:
         assert simulated.delta(3.0) == 1.0
         assert simulated.mu is None
         assert simulated.summed is None
-        assert "simulated noise: nothing is promised" in str(simulated)
+        assert "simulated noise: nothing is guaranteed" in str(simulated)
         assert simulated.simulated() == simulated
         assert simulated.nominal == g
 

@@ -274,7 +274,7 @@ def test_a_seed_repeats_and_promises_nothing(mechanism):
     first, again = mechanism(value, unsafe_seed=9), mechanism(value, unsafe_seed=9)
     assert torch.equal(torch.as_tensor(first.value), torch.as_tensor(again.value))
     assert first.guarantee.status == "none" and math.isinf(first.guarantee.epsilon(0.1))
-    assert "simulated noise: nothing is promised" in str(first.guarantee)
+    assert "simulated noise: nothing is guaranteed" in str(first.guarantee)
     assert first.guarantee.nominal == mechanism(value).guarantee
     torch.manual_seed(0)
     real = torch.as_tensor(laplace(value).value)

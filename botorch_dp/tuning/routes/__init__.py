@@ -1,4 +1,4 @@
-"""The routes of a private search: each is one file with its plan and its run."""
+"""The methods of a private search: each is one file with its plan and its run."""
 
 from botorch_dp.tuning.routes.base import Route
 from botorch_dp.tuning.routes.descent import DescentRoute

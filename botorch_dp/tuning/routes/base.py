@@ -1,4 +1,4 @@
-"""What all routes of a private search share: settings, plan, scores and releases.
+"""What all methods of a private search share: settings, plan, scores and releases.
 
 Everything that is drawn goes through :meth:`.Run.release`: charged before the records are read,
 stored before it is used, and replayed ever after. What was asked for is stored with its answers, so
@@ -53,7 +53,7 @@ PURE_SCORE_SHARE = 0.2
 #: With so few numbers to tune, space-filling points come close enough by themselves.
 _FEW = 2
 #: The same where an incumbent is compared, too: on estimators with three or four numbers a
-#: selection was better than slopes for four of five, and level for one (``benchmarks.which_trees``).
+#: selection was better than slopes for four of five, and level for one (``which_trees``).
 _FEW_BESIDE_AN_INCUMBENT = 4
 
 
@@ -170,7 +170,7 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """Public facts about a search that has not begun: its price, its noise and its evaluations.
+    """Public facts about a search that has not begun: its cost, its noise and its evaluations.
 
     Args:
         method: ``"selection"``, ``"slope"`` or ``"descent"``.
@@ -216,7 +216,7 @@ class SearchPlan:
 
 
 class Route(ABC):
-    """A way to search: its price in advance, and what it does.
+    """A way to search: its cost in advance, and what it does.
 
     Args:
         settings: Of the search.
