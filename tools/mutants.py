@@ -377,6 +377,17 @@ MUTANTS = [
         ("torch.hypot(norms, norms.new_ones(()))", "norms"),
     ),
     *_mutants(
+        "training/engines/fused.py",
+        "training/test_fused.py",
+        ("beta=0 if begin else 1", "beta=1"),
+        ("torch.add(0 if begin else layer.bias_sum, clipped", "torch.add(0, clipped"),
+    ),
+    *_mutants(
+        "training/output_gradients.py",
+        "training/test_output_gradients.py",
+        ("return found if same else None", "return found"),
+    ),
+    *_mutants(
         "training/engines/contributions.py",
         "training/test_engines.py training/test_ghost.py",
         ("factors.mul_(counts)", "factors"),

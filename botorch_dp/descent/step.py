@@ -22,7 +22,7 @@ from botorch_dp.descent.designs import Design
 from botorch_dp.models.gradient import GradientBelief, KernelFactor
 from botorch_dp.privacy import Guarantee, gaussian_mechanism
 from botorch_dp.privacy.runs import Run
-from botorch_dp.scores import PerRecordLosses, checked_scores
+from botorch_dp.scores import PerRecordLosses, checked_scores, without_subnormals
 
 _EPS, _TINY = torch.finfo(torch.double).eps, torch.finfo(torch.double).tiny
 # Numbers that the gradients of a chunk of the records have: two megabytes. With smaller chunks the
@@ -61,9 +61,6 @@ class Observations:
         """These observations and those of one more step, whose points ``factor`` has already."""
         if len(losses) == 0:
             return self
-        # Numbers too small to matter become zero: arithmetic on subnormal ones is slow, and the
-        # time must not depend on a record.
-        losses = torch.nn.functional.hardshrink(losses, torch.finfo(losses.dtype).tiny ** 0.5)
         return Observations(factor, (*self.losses, losses), (*self.steps, step))
 
     def within(self, limit: int) -> Observations:
@@ -214,7 +211,8 @@ def read_losses(record_losses: PerRecordLosses, X: Tensor, num_records: int | No
     Only the shape and the type are checked: what a single record says must not raise. The first
     time ``num_records`` is None.
     """
-    return checked_scores(record_losses(X), num_points=X.shape[0], num_records=num_records).to(X)
+    found = checked_scores(record_losses(X), num_points=X.shape[0], num_records=num_records)
+    return without_subnormals(found.to(X, copy=True))
 
 
 class ClippedMean:

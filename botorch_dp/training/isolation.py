@@ -33,8 +33,8 @@ from botorch_dp.training.records import TrainingRecords, TrainTest, synthetic_re
 EngineMaker = Callable[[nn.Module, TrainingRecords, Randomness], Engine]
 
 _BATCH = 6
-#: Models are tried on batches of these sizes and of the sizes of a record's own dimensions: a model
-#: that takes the wrong dimension for the batch shows it where the two are equal.
+#: Models are tried on batches of these sizes and, at one set of weights, of the sizes of a record's
+#: own dimensions: one that takes the wrong dimension for the batch shows it where they are equal.
 _BATCH_SIZES = (1, 2, 5)
 _LARGEST_BATCH = 64
 #: Largest number of outputs for which all classes of a sequence are tried.
@@ -131,13 +131,13 @@ def examine(model: nn.Module, loss: Loss, data: TrainTest) -> Traits:
     batch = synthetic_records(data, _BATCH, generator)
     outputs, draws = _outputs_and_draws(copy.deepcopy(model), batch.train_X)
     _check_loss(loss, outputs, batch.train_Y)
-    for tried in _at_several_weights(model):
+    for tried, sizes in _at_several_weights(model, data):
         quiet = _without_dropout(tried)
         found, still_draws = _outputs_and_draws(quiet, batch.train_X)
         _check_every_target(loss, found, batch.train_Y, generator)
         if still_draws:
             break  # what it draws for a batch is not what it draws for a batch of one
-        for size in _batch_sizes(data):
+        for size in sizes:
             _check_no_mixing(quiet, loss, synthetic_records(data, size, generator))
     classes = outputs.shape[1] if _are_classes(loss, outputs, batch.train_Y) else None
     return Traits(classes, draws, outputs, batch.train_Y)
@@ -169,9 +169,9 @@ def check_contributions(
         PrivacyError: If a record reached beyond its own clipped gradient.
         ValueError: If the gradients cannot be computed.
     """
-    sizes = _batch_sizes(data)
-    records, device = random_records(data, max(sizes) + 1, num_classes), data.train_Y.device
-    for tried in _at_several_weights(model, random_weights):
+    device = data.train_Y.device
+    for tried, sizes in _at_several_weights(model, data, random_weights):
+        records = random_records(data, max(sizes) + 1, num_classes)
         limit = _TOLERANCE[trainable(tried)[0].dtype]
         engine = make_engine(tried, records, _SameSeed())
 
@@ -229,7 +229,7 @@ def agree(
     """
     batch = torch.arange(_BATCH, device=data.train_Y.device).unsqueeze(0)
     records = random_records(data, _BATCH, num_classes)
-    for tried in _at_several_weights(model, random_weights):
+    for tried, _ in _at_several_weights(model, data, random_weights):
         same = tried if dropout else _without_dropout(tried)
         try:
             one, other = (
@@ -266,9 +266,9 @@ def check_evaluation(model: nn.Module, data: TrainTest, *, random_weights: bool 
         PrivacyError: If the output of a record in a batch was not its output as a batch of one.
     """
     generator = torch.Generator().manual_seed(3)
-    for tried in _at_several_weights(model, random_weights):
+    for tried, sizes in _at_several_weights(model, data, random_weights):
         called, precise = _in_double(tried.eval(), data)
-        for size in _batch_sizes(data):
+        for size in sizes:
             made = synthetic_records(data, size, generator).train_X
             made = each_part(_as_double, made) if precise else made
             together, alone, draws = _together_and_alone(called, made)
@@ -318,24 +318,25 @@ class _SameSeed(SeededRandomness):
         return 0
 
 
-def _batch_sizes(data: TrainTest) -> list[int]:
-    """Sizes to try: 1, a few, and the sizes of a record's own dimensions."""
+def _at_several_weights(
+    model: nn.Module, data: TrainTest, random_weights: bool = True
+) -> Iterator[tuple[nn.Module, list[int]]]:
+    """Copies at the model's own weights, and at random ones so that no layer is zero in all.
+
+    With sizes of batches to try: the last copy with those of a record's own dimensions, too.
+    """
     own = (size for part in parts(data.train_X).values() for size in part.shape[1:])
-    return sorted({*_BATCH_SIZES, *(size for size in own if 0 < size <= _LARGEST_BATCH)})
-
-
-def _at_several_weights(model: nn.Module, random_weights: bool = True) -> Iterator[nn.Module]:
-    """Copies at the model's own weights, and at random ones so that no layer is zero in all."""
-    yield copy.deepcopy(model)
+    every = sorted({*_BATCH_SIZES, *(size for size in own if 0 < size <= _LARGEST_BATCH)})
+    yield copy.deepcopy(model), list(_BATCH_SIZES) if random_weights else every
     generator = torch.Generator().manual_seed(2)
-    for _ in range(2 if random_weights else 0):
+    for sizes in (list(_BATCH_SIZES), every) if random_weights else ():
         moved = copy.deepcopy(model)
         for parameter in trainable(moved):
             shape = parameter.shape
             draws = torch.randn(shape, generator=generator, dtype=parameter.dtype, device="cpu")
             inputs = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
             parameter.data.copy_(draws.div_(inputs**0.5))
-        yield moved
+        yield moved, sizes
 
 
 def _without_dropout(model: nn.Module) -> nn.Module:

@@ -21,7 +21,6 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import grad, vmap
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -170,80 +169,23 @@ def _cross_entropy_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
     )
 
 
-def _entropy_of_one(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.sigmoid() - targets).div_(outputs.shape[1:].numel())
-
-
-def _square_of_one(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - targets).mul_(2 / outputs.shape[1:].numel())
-
-
 #: Gradients with respect to the outputs, ``b x k`` or ``b``. For a linear model, building and
 #: walking autograd's graph would take longer than everything else in a step.
 OUTPUT_GRADIENTS: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
     logistic_loss: _logistic_gradient,
     hinge_loss: _hinge_gradient,
     cross_entropy_loss: _cross_entropy_gradient,
-    F.binary_cross_entropy_with_logits: _entropy_of_one,
-    F.mse_loss: _square_of_one,
 }
-
-#: Losses of torch, of one record the mean over its outputs. Their gradients are known for targets
-#: of the shape and type of the outputs; others may be broadcast or refused by the loss itself.
-_OF_TORCH = {F.binary_cross_entropy_with_logits, F.mse_loss}
 
 
 def known_gradient(loss: Loss) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The gradient of a loss of this module, or of two of torch; None for other losses."""
+    """The gradient of a loss of this module; None for other losses."""
     return OUTPUT_GRADIENTS.get(loss) if isinstance(loss, Hashable) else None
 
 
 def takes_labels(loss: Loss) -> bool:
     """Whether a loss is known to take labels, whatever the type of its targets."""
-    return known_gradient(loss) is not None and loss is not F.mse_loss
-
-
-class OutputGradient:
-    """The gradients of the records' own losses with respect to their outputs, ``b x ...``.
-
-    A loss without a known gradient is called on one record at a time, vectorized, so that it cannot
-    mix them, and the way back is one pass of autograd for all records. Where a loss takes gradients
-    itself, each record has a way back of its own, vectorized as well.
-
-    A loss without a known gradient sees zeros in place of outputs that are not finite, at which
-    some raise; the gradient of such a record is not finite.
-
-    Args:
-        loss: Takes the outputs and targets of a batch of one, or has a known gradient.
-    """
-
-    def __init__(self, loss: Loss) -> None:
-        self._loss, self._known = loss, known_gradient(loss)
-        self._losses = vmap(loss, randomness="different")
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Outputs ``b x ...`` and targets ``b x ...``; neither is changed."""
-        outputs = outputs.detach()
-        alike = outputs.shape == targets.shape and outputs.dtype == targets.dtype
-        if self._known is not None and (alike or self._loss not in _OF_TORCH):
-            return self._known(outputs, targets)
-        finite = outputs.nan_to_num(0.0, 0.0, 0.0)
-        X, Y = finite.unsqueeze(1), targets.unsqueeze(1)  # batches of one
-        try:
-            found = self._gradients(X.requires_grad_(), Y)
-        except RuntimeError:  # the loss may take gradients itself, which needs the other way
-            found = vmap(grad(self._sum), randomness="different")(X.detach(), Y)
-        return found.squeeze(1) + (outputs - outputs)  # which is zero or NaN
-
-    def _sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._loss(outputs, targets).sum()
-
-    @torch.enable_grad()
-    def _gradients(self, X: Tensor, Y: Tensor) -> Tensor:
-        values = self._losses(X, Y)
-        if not values.requires_grad:
-            return torch.zeros_like(X)
-        return torch.autograd.grad(values.sum(), X)[0]
+    return loss is F.binary_cross_entropy_with_logits or known_gradient(loss) is not None
 
 
 def steps_back(values: Tensor) -> set[str]:

@@ -149,9 +149,7 @@ class TrainingRecords:
         changes neither.
         """
         assert isinstance(self.X, Tensor)
-        rows = self.X.flatten(1)
-        at_once = max(1, CONVERTED // max(1, rows.shape[1]))
-        return torch.cat([lengths(part.double()) for part in rows.split(at_once)])
+        return torch.cat([lengths(part.double()) for part in _parts(self.X.flatten(1))])
 
 
 class DatasetRecords:
@@ -274,16 +272,21 @@ def _form_of(X: Inputs, Y: Tensor) -> list[tuple[object, ...]]:
 def _usable(X: Inputs, Y: Tensor, num_classes: int | None) -> Tensor:
     usable = torch.ones(len(Y), dtype=torch.bool, device=Y.device)
     for values in (*parts(X).values(), Y):
-        finite = values.isfinite()
-        usable = usable & (finite.flatten(1).all(dim=1) if values.dim() > 1 else finite)
+        rows = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
+        usable &= torch.cat([part.isfinite().all(dim=1) for part in _parts(rows)])
     if num_classes is not None:
-        usable = usable & (Y >= 0) & (num_classes > Y)
+        usable &= (Y >= 0) & (num_classes > Y)
     return usable
 
 
 def _zeroed(values: Tensor, usable: Tensor) -> Tensor:
     rows = usable.view(-1, *[1] * (values.dim() - 1))
-    return torch.where(rows, values, torch.zeros_like(values))
+    return torch.where(rows, values, values.new_zeros(()))
+
+
+def _parts(rows: Tensor) -> tuple[Tensor, ...]:
+    """Blocks of rows, ``n x d``, that stay in the cache."""
+    return rows.split(max(1, CONVERTED // max(1, rows.shape[1])))
 
 
 def check_data(data: object, *, named_inputs: bool = False, tests: bool = True) -> TrainTest:

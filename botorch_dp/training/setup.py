@@ -34,6 +34,7 @@ from botorch_dp.training.isolation import (
     random_records,
 )
 from botorch_dp.training.networks import Loss, known_gradient, takes_labels
+from botorch_dp.training.output_gradients import read_loss
 from botorch_dp.training.plain_layers import in_training, without_token_errors
 from botorch_dp.training.plan import (
     DELTA,
@@ -121,6 +122,7 @@ class Setup:
         self._draws, self.num_classes = traits.draws, traits.num_classes
         #: Numbers in an output, trained numbers, and layers that multiply by weights.
         self.num_outputs = traits.outputs[0].numel()
+        self._read = read_loss(loss, traits.outputs, traits.targets)
         self.num_parameters = sum(parameter.numel() for parameter in trainable(model))
         self.layers = sum(parameter.dim() > 1 for parameter in trainable(model))
         if datasets is None:
@@ -219,7 +221,7 @@ class Setup:
     @property
     def conditions(self) -> tuple[str, ...]:
         """Conditions on the model, the loss and the records, for the guarantee."""
-        kind, own = self._kind, known_gradient(self.loss) is None
+        kind, own = self._kind, known_gradient(self.loss) is None and self._read is None
         # Without either, nothing of the caller's is called on records.
         found = (_NOTHING_KEPT,) if kind.calls_model or own else ()
         found = (*found, kind.condition) if kind.condition else found
@@ -338,7 +340,7 @@ class Setup:
             models,
             parameters,
             records,
-            self.loss,
+            self._read or self.loss,
             precise=precise,
             stability=self._stability,
             forward_seeds=coins if self._draws or isinstance(records, DatasetRecords) else None,

@@ -198,7 +198,9 @@ class DPTrainer:
             as the ``logits`` of an object, as those of Hugging Face do. Batch normalization must be
             in evaluation mode; it then stays as it is.
         loss: Takes outputs and targets and returns one loss for each record, or their mean. It
-            must not raise for any value of a record: an exception would tell about it.
+            must not raise for any value of a record: an exception would tell about it. One that
+            only passes outputs and targets on to torch's cross-entropy, squared or absolute error,
+            with weights or without, is read when the trainer is made, and not called in training.
         data: :class:`TrainTest` on one device; or a pair of map-style data sets, to train on and to
             test on, which are read batch by batch. For a place they give ``(inputs, target)``, or
             inputs by name with ``labels`` among them. Without test records, ``TrainTest(X, Y)`` or

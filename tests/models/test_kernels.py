@@ -192,3 +192,20 @@ def test_hyper_parameters_are_copied_and_cast() -> None:
     assert before.dtype == torch.double
     torch.testing.assert_close(derivatives.gradient_covariance(LOCATION), before)
     assert not any(p.requires_grad for p in derivatives.parameters())
+
+
+@pytest.mark.parametrize("kernel", [RBFKernel, MaternKernel])
+def test_near_points_in_many_dimensions(kernel: type[Kernel]) -> None:
+    """Where distances are found by products: points that coincide, that nearly do, and far ones."""
+    d = 200
+    X = 50 + torch.rand(6, d, dtype=torch.double)
+    X[1], X[2], X[3], X[4] = X[0], X[0] + 1e-9, X[0] + 1e-5, X[0] + 1e-2
+    found = kernel_derivatives(with_hypers(kernel(), lengthscale=0.5), X).value(X, X)
+    differences = ((X.unsqueeze(1) - X) / 0.5).norm(dim=-1)
+    s = math.sqrt(5) * differences
+    exact = (
+        torch.exp(-0.5 * differences.square())
+        if kernel is RBFKernel
+        else (1 + s + s.square() / 3) * torch.exp(-s)
+    )
+    torch.testing.assert_close(found, exact, rtol=0.0, atol=1e-12)

@@ -259,7 +259,10 @@ def interruptible(*steps: int, **options: object) -> tuple[Interrupting, DPTrain
 
 
 class Interrupting:
-    """A loss that sends Ctrl-C while some steps are being taken."""
+    """A loss that sends Ctrl-C while some steps are being taken.
+
+    It is no loss that is read once and never called again.
+    """
 
     def __init__(self, *steps: int) -> None:
         self.steps, self.calls, self.armed = steps, 0, False
@@ -269,7 +272,7 @@ class Interrupting:
             self.calls += 1
             if self.calls in self.steps:
                 signal.raise_signal(signal.SIGINT)
-        return cross_entropy_loss(outputs, targets)
+        return 1.0 * cross_entropy_loss(outputs, targets)
 
 
 class Embedded(nn.Module):

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from botorch_dp.training import DPTrainer, cross_entropy_loss
-from botorch_dp.training.engines.base import (
-    clip_factors,
-)
+from botorch_dp.training.engines import fused
+from botorch_dp.training.engines.base import Batches, clip_factors
 from botorch_dp.training.engines.fused import FusedEngine
 from botorch_dp.training.engines.per_record import PerRecordEngine
 from tests.training.helpers import (
@@ -45,6 +44,27 @@ def test_layers_of_one_output(bias: bool) -> None:
     for row, model in zip(together, models, strict=True):
         (expected,) = sums(made(PerRecordEngine, [model], records), INDICES, 0.3)
         torch.testing.assert_close(row, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("precise", [False, True])
+def test_a_batch_in_parts(precise: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adds up to what it is in one piece: of all replicates, with weights, again and again."""
+    data = make_data(dtype=torch.float64)
+    models = [stack(nn.ReLU(), torch.float64) for _ in range(2)]
+    places = torch.arange(1_000).remainder(len(data.train_Y)).expand(2, -1).flip(1)
+    batches = Batches(places, torch.arange(2_000).view(2, -1) / 2_000)
+
+    def found() -> tuple[torch.Tensor, torch.Tensor]:
+        engine = made(FusedEngine, models, training_records(data, 3), precise=precise)
+        engine.clipped_sums(Batches(places), 0.5)  # the next sums begin anew
+        sums, kept = engine.clipped_sums(batches, 0.5)
+        return sums.clone(), kept
+
+    whole = found()
+    monkeypatch.setattr(fused, "_CACHED", 1)
+    parts = found()
+    torch.testing.assert_close(parts[0], whole[0], rtol=1e-12, atol=1e-12)
+    assert not torch.equal(parts[0], whole[0]) and torch.equal(parts[1], whole[1])
 
 
 def test_what_the_fused_engine_leaves_to_the_others() -> None:

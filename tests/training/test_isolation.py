@@ -115,7 +115,8 @@ def test_what_only_the_caller_can_see_to_is_a_condition() -> None:
         return "they store nothing between calls" in str(plan.guarantee)
 
     assert not condition(linear, cross_entropy_loss)
-    assert condition(linear, nn.CrossEntropyLoss())
+    assert not condition(linear, nn.CrossEntropyLoss())  # read once, and never called on records
+    assert condition(linear, nn.MultiMarginLoss())
     assert condition(linear, cross_entropy_loss, engine="per_record")
 
 

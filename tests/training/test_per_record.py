@@ -64,7 +64,7 @@ class Smoothed:
 @pytest.mark.parametrize("engine", ["fused", "ghost"])
 def test_a_loss_without_a_hash(engine: str) -> None:
     trainer = DPTrainer(linear, Smoothed(), DATA, engine=engine)
-    assert trainer.fit(**SETTINGS, seed=0).plan.conditions
+    assert trainer.fit(**SETTINGS, seed=0).steps
 
 
 def test_gradients_are_converted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

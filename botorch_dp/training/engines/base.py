@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from botorch_dp.training.inputs import Inputs
-from botorch_dp.training.networks import Loss, OutputGradient
+from botorch_dp.training.networks import Loss
+from botorch_dp.training.output_gradients import OutputGradient
 from botorch_dp.training.randomness import Randomness
 from botorch_dp.training.records import Records
 

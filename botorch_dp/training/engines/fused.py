@@ -53,6 +53,9 @@ ELEMENTWISE = (
     nn.Tanh,
 )
 
+#: Numbers of a part of a batch, which should stay in the cache.
+_CACHED = 2**20
+
 
 @dataclass(frozen=True)
 class _Linear:
@@ -140,12 +143,27 @@ class FusedEngine(Engine):
         self._layers = self._stack_layers(models)
         first = next(i for i, x in enumerate(self._layers) if isinstance(x, _Linear) and x.trains)
         self._frozen, self._active = self._layers[:first], self._layers[first:]
+        shapes = [layer.weight.shape for layer in self._layers if isinstance(layer, _Linear)]
+        numbers = sum(inputs + outputs for _, outputs, inputs in shapes)  # of a record
+        cached = _CACHED // (len(models) * (2 if self._precise else 1))
+        # Adding a part to the sums takes as long as their size; it must not be what takes the time.
+        self._at_once = max(256, cached // numbers, 8 * self._parameters.shape[1] // numbers)
 
     def clipped_sums(self, batches: Batches, clip_norm: float) -> ClippedSums:
-        return ClippedSums(self._sums, self._add_clipped(*batches, clip_norm))
+        places, weights = batches
+        size, kept = places.shape[1], torch.zeros((), dtype=torch.long, device=places.device)
+        # A batch that is larger than the cache is taken in parts.
+        at_once = self._at_once if size > 1.5 * self._at_once else max(1, size)
+        for start in range(0, max(1, size), at_once):
+            part = slice(start, start + at_once)
+            counting = None if weights is None else weights[:, part]
+            kept += self._add_clipped(places[:, part], counting, clip_norm, begin=start == 0)
+        return ClippedSums(self._sums, kept)
 
-    def _add_clipped(self, places: Tensor, weights: Tensor | None, clip_norm: float) -> Tensor:
-        """The sums of the clipped gradients; returns how many were kept."""
+    def _add_clipped(
+        self, places: Tensor, weights: Tensor | None, clip_norm: float, *, begin: bool
+    ) -> Tensor:
+        """Add the clipped gradients to the sums, or begin these; returns how many were kept."""
         layers, layer_inputs, gradients = self._backward(*self._gather(places))
         scales = self._scales.index_select(0, places.flatten()).view_as(places)
         norms = []
@@ -166,10 +184,10 @@ class FusedEngine(Engine):
         for layer, a, g in zip(layers, layer_inputs, gradients, strict=True):
             # A factor of 0 stands for a gradient that is not finite: 0 times infinity is NaN.
             clipped = g.mul_(factors).nan_to_num_(0.0, 0.0, 0.0)
-            if layer.weight_sum is not None:
-                torch.bmm(clipped.mT, a, out=layer.weight_sum)
+            if layer.weight_sum is not None:  # with beta = 0, what stands there does not count
+                layer.weight_sum.baddbmm_(clipped.mT, a, beta=0 if begin else 1)
             if layer.bias_sum is not None:
-                torch.sum(clipped, dim=1, out=layer.bias_sum)
+                torch.add(0 if begin else layer.bias_sum, clipped.sum(1), out=layer.bias_sum)
         return kept
 
     def _backward(
