@@ -75,7 +75,7 @@ class Evaluations(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectivePlan:
-    """Public facts about evaluations that have not been made: their price and their noise.
+    """Public facts about evaluations that have not been made: their cost and their noise.
 
     Args:
         num_records: ``n``.
@@ -100,7 +100,7 @@ class ObjectivePlan:
 
     @property
     def needed_records(self) -> int:
-        """With how many records the difference would be seen, at the same price."""
+        """With how many records the difference would be seen, at the same cost."""
         return math.ceil(self.num_records * max(1.0, self.visible / self.difference))
 
     @property

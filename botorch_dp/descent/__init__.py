@@ -13,8 +13,8 @@ How to choose the settings, all of which are public (measured in ``benchmarks/dp
   give better gradients of single records, but no less privacy noise.
 - *Radius* of the design. None (the smallest trace) for smooth losses. ``(1.5, 0.15)`` length-scales
   costs little there, steps over ripples and finds its way off plateaus.
-- *Start.* :func:`private_start` helps only where a few random points can be expected to find a
-  slope: few parameters and a start that is known to be bad.
+- *Start.* :func:`private_start` helps only where a few random points can be expected to leave a
+  plateau: few parameters and a start that is known to be bad.
 - *What to publish.* The average of the iterates once the run has converged, else the last one.
   Both are covered by the one guarantee.
 """

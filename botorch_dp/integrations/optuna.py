@@ -130,8 +130,8 @@ class DParetoSampler(optuna.samplers.BaseSampler):
 
     Args:
         space_or_problem: What may be tried; suggest it by :func:`suggest`. Or a problem, such as
-            :meth:`~botorch_dp.training.DPTrainer.problem` makes, which prices thousands of
-            candidates at once.
+            :meth:`~botorch_dp.training.DPTrainer.problem` makes, which computes epsilon of
+            thousands of candidates at once.
         privacy: ``config -> epsilon``, exact and cheap; for a space.
         seed: The same for all processes of a study.
         initial: Trials that are drawn before models are consulted.

@@ -124,7 +124,7 @@ class ChargedProblem(PrivacyUtilityProblem):
     ) -> list[bool]:
         """Whether the budget allows this many trials of a config, for each of them alone.
 
-        By upper bounds on their prices, which are computed for all at once, unless ``exact``.
+        By upper bounds on their costs, which are computed for all at once, unless ``exact``.
         """
         trainings = trials * self.replicates
         try:

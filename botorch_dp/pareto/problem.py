@@ -1,7 +1,7 @@
 """What a study optimizes, and the records of its trials.
 
-A problem is a space, an exact privacy function and a noisy utility function. A :class:`Trial` is a
-frozen record of what was tried and what came of it. What happens to a trial gives another record
+A problem is a space, an exact privacy function and a noisy utility function. A :class:`Trial` is an
+immutable record of what was tried and what came of it. What happens to a trial gives another record
 (:meth:`Trial.measured`, :meth:`Trial.failed`); a study stores each of them.
 """
 
@@ -439,7 +439,7 @@ class PrivacyUtilityProblem:
 
 
 def _number(answer: Any) -> float:
-    """What an oracle answered as a float; NaN where it is no number."""
+    """What a function answered as a float; NaN where it is no number."""
     try:
         return float(answer)
     except (TypeError, ValueError):

@@ -426,7 +426,7 @@ def _uncertainty(surrogates: Surrogates, candidates: Candidates) -> Tensor:
 
 
 def _scored(score: Score, candidates: Candidates) -> Tensor:
-    """Scores, ``n``; minus infinity where an oracle fails or the score is no number."""
+    """Scores, ``n``; minus infinity where a function fails or the score is no number."""
     scores = torch.full((len(candidates),), -math.inf, dtype=torch.double)
     possible = candidates.possible
     if possible.any():

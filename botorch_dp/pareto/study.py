@@ -93,7 +93,7 @@ class DPareto:
         candidates: Space-filling candidates for each proposal.
         grid_levels: Values of each parameter, for ``acquisition="grid"``.
         budget: What the trainings may spend, so that all of the study may be published at this
-            price. It is kept beside ``storage`` in a file with the suffix ``.ledger``; or give a
+            cost. It is kept beside ``storage`` in a file with the suffix ``.ledger``; or give a
             ledger. Each training (replicates and re-evaluations too) is charged before it begins,
             and a run ends when the budget is too small for every config. The problem's ``training``
             must have ``secret_noise``.
@@ -245,7 +245,7 @@ class DPareto:
         return next(free, None)
 
     def _proposed(self, initial: int) -> Trial:
-        """A new trial, stored before it trains; failed already if an exact oracle fails on it."""
+        """A new trial, stored before it trains; failed already if an exact function fails on it."""
         trials = self._file.trials
         if self._file.count("failed") == len(trials) >= _MOST_FAILURES:
             require_complete(trials, "front to improve")
@@ -549,7 +549,7 @@ def _warn_of_what_is_missing(file: StudyFile, wanted: int, exhausted: bool) -> N
 def train(
     oracle: Callable[..., Any], together: bool, config: Config, seeds: Sequence[int]
 ) -> tuple[list[Any], float]:
-    """What the utility oracle answers for each seed, and the seconds it took; runs in a worker."""
+    """What the utility function returns for each seed, and the seconds it took; in a worker."""
     start = time.perf_counter()
     answers = oracle(config, seeds) if together else [oracle(config, seed) for seed in seeds]
     return list(answers), time.perf_counter() - start
@@ -571,7 +571,7 @@ class Trainings:
     """Trainings in flight on one executor; as a context, it leaves nothing queued behind.
 
     Args:
-        problem: Its utility oracle is called, and it is told of each training before that begins.
+        problem: Its utility function is called, and it is told of each training before that begins.
         file: Gets each measurement, and what a training raised.
         executor: Where to train; None for this thread.
     """

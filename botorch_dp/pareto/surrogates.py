@@ -140,7 +140,7 @@ class Candidates:
     Args:
         configs: ``n`` configs that can be tried.
         codes: Their codes, ``n x d``.
-        known: ``n x k`` exact objectives; NaN throughout where an oracle fails.
+        known: ``n x k`` exact objectives; NaN throughout where a function fails.
     """
 
     configs: list[Config]
@@ -170,7 +170,7 @@ class Candidates:
 class KnownObjectives:
     """Exact objectives of configs, with a cache.
 
-    An oracle may fail on a config, which is then not proposed; :attr:`failures` has it and one
+    A function may fail on a config, which is then not proposed; :attr:`failures` has it and one
     warning tells of it, by the type of the error only: its message may quote a record.
 
     Args:
@@ -199,7 +199,7 @@ class KnownObjectives:
         return Candidates(list(configs), self._problem.space.encode(configs), self(configs))
 
     def check_stored(self, trials: Sequence[Trial]) -> None:
-        """Refuse another privacy oracle than that of the trials.
+        """Refuse another privacy function than that of the trials.
 
         Raises:
             StudyError: The front and its cost would mix two epsilons.
@@ -215,7 +215,7 @@ class KnownObjectives:
                 )
 
     def epsilon(self, config: Config) -> float:
-        """The exact epsilon of a config that is tried, or what an exact oracle raises.
+        """The exact epsilon of a config that is tried, or what an exact function raises.
 
         It is asked for once: Optuna's sampler asks again about all trials for each proposal.
         """

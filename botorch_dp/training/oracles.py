@@ -89,7 +89,7 @@ def oracles_of(
     *,
     publish: bool,
 ) -> TrainingOracles:
-    """The oracles of a trainer at hand, whose space names some settings and the rest is fixed."""
+    """Privacy and utility of a trainer at hand; the space has some settings, the rest is fixed."""
     names = set(space.parameters)
     wrong = sorted(names - set(TrainingSettings.__annotations__) | names & {"delta"})
     if wrong or names & settings.keys():
@@ -115,11 +115,11 @@ def problem_of(
     publisher: Callable[[], DPTrainer] | None = None,
     per_group: int | None = None,
 ) -> PrivacyUtilityProblem:
-    """The problem of these oracles, for ``DPareto``.
+    """The problem of these trainings, for ``DPareto``.
 
     Args:
         oracles: See :class:`TrainingOracles`.
-        space: What the oracles' ``settings`` take.
+        space: What their ``settings`` take.
         delta: Of all trainings.
         relation: The trainer's.
         replicates: See :meth:`DPTrainer.problem`, also for what is not described here.

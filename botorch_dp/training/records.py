@@ -409,7 +409,7 @@ def datasets_of(data: object, like: Any) -> tuple[DatasetRecords, DatasetRecords
 
 _REPEATED = (
     "The train data set has a record in several rows. Each row is clipped alone, so that this "
-    "record would add more than the noise is made for. Give each record one row; what shall "
+    "record would add more than the noise covers. Give each record one row; what shall "
     "count more gets a larger weight in the loss, of at most 1."
 )
 

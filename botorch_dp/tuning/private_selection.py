@@ -517,9 +517,9 @@ class PrivateSelection(Generic[Artifact]):
 
     def _mean_condition(self) -> str:
         return (
-            f"the score that `train` returns is a sum of scores of single records in [0, 1], each "
-            f"of which depends on that record and the artifact only, divided by "
-            f"{self.num_scored:,} in double precision"
+            "the score that `train` returns is a sum of scores of single records, divided by "
+            f"{self.num_scored:,} in double precision; each score lies in [0, 1] and depends on "
+            "its record and the artifact only"
         )
 
     def _reason(self) -> str:

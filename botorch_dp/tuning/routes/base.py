@@ -253,7 +253,7 @@ class Route(ABC):
 
     @abstractmethod
     def plan(self, why: str = "") -> SearchPlan:
-        """Its public price and settings; reads no record.
+        """Its public cost and settings; reads no record.
 
         Args:
             why: Why it is taken, in a sentence.
@@ -298,7 +298,7 @@ class Route(ABC):
 
 
 class SlopedRoute(Route):
-    """A route along slopes: categories are chosen first, with all numbers in mid-range."""
+    """A method along gradients: categories are chosen first, with all numbers in mid-range."""
 
     @cached_property
     def dim(self) -> int:

@@ -71,7 +71,7 @@ class DescentRoute(SlopedRoute):
             yield f"with {n:,} {self.settings.unit.counted} the {words}", False
 
     def plan(self, why: str = "") -> SearchPlan:
-        """Its price and its noise."""
+        """Its cost and its noise."""
         n, dim, left = self.settings.num_records, self.dim, self.left
         weights: dict[Part, float] = {"clip norm": _CLIP_SHARE}
         if self.settings.coordinates.has_coarse:

@@ -36,7 +36,7 @@ class SelectionRoute(Route):
         return [filling[0], dict(settings.incumbent), *filling[1 : max(count - 1, 1)]][:count]
 
     def plan(self, why: str = "") -> SearchPlan:
-        """Its price and its noise."""
+        """Its cost and its noise."""
         weights: dict[Part, float] = {"selection": 1.0}
         if self.release_score:
             weights = {"selection": 1 - PURE_SCORE_SHARE, "score": PURE_SCORE_SHARE}

@@ -67,7 +67,7 @@ class SlopeRoute(SlopedRoute):
     name = "slope"
 
     def plan(self, why: str = "") -> SearchPlan:
-        """Its price and its noise."""
+        """Its cost and its noise."""
         n, dim, left = self.settings.num_records, self.dim, self.left
         weights: dict[Part, float] = {}
         if self.settings.coordinates.has_coarse:
