@@ -7,7 +7,6 @@ forked, opened twice, interrupted, refused by the disk or killed between any two
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import os
 import pickle
 import signal
@@ -129,20 +128,6 @@ class OneDraw(ABC):
         assert not [value for value in values if isinstance(value, Exception)], values
         assert len({pickle.dumps(value) for value in values}) == 4
         assert self.charges(path) == 4 * self.draws
-
-    def test_a_process_pool_of_one_object(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.ledger"
-        with PrivacyLedger(path, PLENTY) as ledger:
-            thing = self.make(ledger)
-            try:
-                pickle.dumps(thing)
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                pytest.skip(f"does not pickle: {error}")
-            context = multiprocessing.get_context("fork")
-            with context.Pool(2) as pool:
-                values = pool.starmap(self.draw, [(thing, None)] * 3, chunksize=1)
-        assert len({pickle.dumps(value) for value in values}) == 3
-        assert self.charges(path) == 3 * self.draws
 
     # One file, one run.
 

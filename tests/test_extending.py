@@ -214,25 +214,6 @@ def test_a_trainer_in_a_task_is_tuned_by_an_acquisition_function_and_published()
     assert study.publish(test_records_are_public=True).guarantee.epsilon(1e-6) <= 20.0
 
 
-def test_a_storage_is_one_of_optuna(tmp_path: Path) -> None:
-    """A study of ours is one SQLite file; a study on any other storage is Optuna's."""
-    optuna = pytest.importorskip("optuna")
-    from botorch_dp.integrations.optuna import DParetoSampler, suggest
-
-    def objective(trial: Any) -> tuple[float, float]:
-        config = suggest(trial, SPACE)
-        return task().epsilon(config), noisy_centroids(config, trial.number)
-
-    kept: dict[str, Any] = {"study_name": "centroids", "load_if_exists": True}
-    for count in (3, 6):  # the second process goes on where the first one ended
-        backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal"))
-        kept["storage"] = optuna.storages.JournalStorage(backend)
-        kept["sampler"] = DParetoSampler(task(), initial=4)
-        study = optuna.create_study(directions=["minimize", "maximize"], **kept)
-        study.optimize(objective, n_trials=3)
-        assert len(study.trials) == count
-
-
 def test_an_integration_is_told_released_values_and_their_noise() -> None:
     """The sampler of another library asks; each answer is charged, and the ninth refused."""
     from sklearn.model_selection import ParameterSampler

@@ -86,11 +86,9 @@ class TestRandomProjection:
         [
             torch.ones(6, 3, dtype=torch.double),
             torch.randn(2, 5, dtype=torch.double),
-            torch.zeros(1, 4, dtype=torch.double),
-            X[:5].repeat(3, 1),
             X[:, :1],
         ],
-        ids=["constant", "n<d", "one row", "duplicates", "d=1"],
+        ids=["constant", "n<d", "d=1"],
     )
     def test_unusual_rows_work(self, rows: torch.Tensor) -> None:
         Z = self.make(rows, projection_dim=7).dataset.value
@@ -205,12 +203,6 @@ class TestGaussianNoise:
             noisy(log=tmp_path / "log")
         assert not (tmp_path / "log").exists()
         noisy(log=tmp_path / "log", projection_dim=4).close()
-
-    def test_simulation_promises_nothing(self) -> None:
-        first, second = noisy(unsafe_seed=4), noisy(unsafe_seed=4)
-        assert torch.equal(first.dataset.value, second.dataset.value)
-        assert first.guarantee.status == "none"
-        assert not torch.equal(noisy().dataset.value, noisy().dataset.value)
 
 
 def exact_difference(one: torch.Tensor, other: torch.Tensor) -> list[Fraction]:

@@ -130,12 +130,6 @@ class TestCheckpoint:
         with pytest.raises(PrivacyError, match="fingerprint of the rows"):
             Modeler(Z + 1, kernel=RBFKernel(), noise_std=0.1, delta=0.1).resume(path)
 
-    def test_comes_before_the_first_question(self, tmp_path: Path) -> None:
-        search = modeler()
-        search.run(value, steps=1)
-        with pytest.raises(ValueError, match="before the first question"):
-            search.run(value, steps=2, checkpoint=tmp_path / "late.run")
-
     def test_keeps_what_is_asked_and_told_by_hand(self, tmp_path: Path) -> None:
         path = tmp_path / "search.run"
         search, again, last = modeler(), modeler(), modeler()

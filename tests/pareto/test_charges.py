@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import os
 import pickle
-import random
 import sqlite3
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -245,25 +244,6 @@ def test_a_config_whose_promise_fails_spoils_no_other() -> None:
     assert charged.affordable(configs, 1, exact=True) == [False, True, False, True]
 
 
-def test_an_interruption_says_what_was_charged(tmp_path: Path) -> None:
-    @dataclass(frozen=True)
-    class Interrupts(Trains):
-        def __call__(self, config: Config, seed: int) -> float:
-            if len(tried.trials) == 3:
-                raise KeyboardInterrupt
-            return super().__call__(config, seed)
-
-    with (
-        study(Interrupts(), storage=tmp_path / "s") as tried,
-        pytest.raises(KeyboardInterrupt) as caught,
-    ):
-        tried.run(5)
-    assert " 3 trainings were charged to the ledger" in caught.value.__notes__[0]
-    with study(storage=tmp_path / "s") as again:
-        again.run(5)
-        assert again.ledger is not None and len(again.ledger.entries()) == 6
-
-
 class TestForms:
     """The filter follows from the kinds of losses."""
 
@@ -379,47 +359,16 @@ class TestRefused:
                 copied(study())
 
 
-class TestKilled:
-    """Charges are trainings that began, but for those that a kill cut off between the two."""
-
-    def run(self, folder: Path) -> None:
-        with study(Trains(str(folder / "log")), storage=folder / "s", replicates=2) as running:
-            running.run(10)
-
-    def test_as_many_charges_as_draws(self, tmp_path: Path) -> None:
-        generator, kills = random.Random(3), 0
-        while True:
-            child = FORK.Process(target=self.run, args=(tmp_path,))
-            child.start()
-            child.join(generator.uniform(0.01, 0.35) if kills < 4 else 120)
-            if child.exitcode is not None:
-                assert child.exitcode == 0
-                break
-            child.kill()
-            child.join()
-            kills += 1
-            draws = began(tmp_path / "log")
-            if (tmp_path / "s.ledger").exists():
-                with PrivacyLedger(tmp_path / "s.ledger") as ledger:
-                    assert draws <= len(ledger.entries()) <= draws + kills
-        draws = began(tmp_path / "log")
-        with study(storage=tmp_path / "s", replicates=2) as finished:
-            assert finished.ledger is not None
-            charges = finished.ledger.entries()
-            assert draws <= len(charges) <= draws + kills
-            assert 20 <= draws <= 20 + kills
-            assert [trial.state for trial in finished.trials] == ["complete"] * 10
-
-    def test_a_copied_study_is_another_run(self, tmp_path: Path) -> None:
-        """Two copies of one file on one ledger: each draws for itself, and each is charged."""
-        budget = PrivacyLedger(tmp_path / "l", BUDGET)
-        study(storage=tmp_path / "a", budget=budget).close()
-        (tmp_path / "b").write_bytes((tmp_path / "a").read_bytes())
-        utilities = []
-        for name in ("a", "b"):
-            with study(storage=tmp_path / name, budget=budget) as each:
-                utilities.append([trial.utilities for trial in each.run(3).trials])
-        assert utilities[0] != utilities[1] and len(budget.entries()) == 6
+def test_a_copied_study_is_another_run(tmp_path: Path) -> None:
+    """Two copies of one file on one ledger: each draws for itself, and each is charged."""
+    budget = PrivacyLedger(tmp_path / "l", BUDGET)
+    study(storage=tmp_path / "a", budget=budget).close()
+    (tmp_path / "b").write_bytes((tmp_path / "a").read_bytes())
+    utilities = []
+    for name in ("a", "b"):
+        with study(storage=tmp_path / name, budget=budget) as each:
+            utilities.append([trial.utilities for trial in each.run(3).trials])
+    assert utilities[0] != utilities[1] and len(budget.entries()) == 6
 
 
 @dataclass(frozen=True)

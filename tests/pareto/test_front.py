@@ -90,10 +90,6 @@ class TestHypervolume:
         assert volumes[-1] == pytest.approx(found.hypervolume())
         assert volumes[3] == volumes[2], "a dominated trial adds nothing"
 
-    def test_wrong_reference(self) -> None:
-        with pytest.raises(ValueError, match="one value for each of"):
-            front(FIVE).hypervolume((1.0,))
-
 
 class TestTables:
     def test_columns(self) -> None:

@@ -198,11 +198,6 @@ class TestInitialDesign:
         # A Sobol sequence puts one of 16 points into each sixteenth of the first axis.
         assert sorted((codes[:, 0] * 16).floor().tolist()) == list(range(16))
 
-    def test_models_wait_for_two_results(self) -> None:
-        trials = complete_trials(toy.problem(), 1)
-        waiting = pending([trials[0].config])
-        assert proposed(toy.problem(), trials, 1) == proposed(toy.problem(), waiting, 9)
-
 
 class TestBest:
     problem = toy.problem()
@@ -217,16 +212,6 @@ class TestBest:
         assert found is not None
         assert found["epochs"] == 13
         assert found["noise"] == pytest.approx(3.21, rel=0.05)
-
-    @pytest.mark.parametrize("value", [-math.inf, math.nan])
-    def test_nothing_scores(self, value: float) -> None:
-        proposer = Proposer(self.problem, seed=0, **SMALL)
-        found = proposer.best(
-            lambda c: torch.full((len(c),), value, dtype=torch.double),
-            proposer.surrogates(self.trials),
-            8,
-        )
-        assert found is None
 
     def test_impossible_configs_are_not_proposed(self) -> None:
         def privacy(config: dict[str, Any]) -> float:
@@ -376,6 +361,6 @@ class TestChoicesAndConstraints:
 
     def test_nothing_satisfies_the_constraints(self) -> None:
         problem = mixed_problem(constraints=[lambda config: False])
-        for acquisition in ("ehvi", "random", "grid"):
+        for acquisition in ("ehvi", "grid"):
             with pytest.raises(ValueError, match=r"None of .* configs satisfies"):
                 DPareto(problem, acquisition=acquisition, seed=0).ask()

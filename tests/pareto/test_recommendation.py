@@ -49,12 +49,9 @@ class TestRecommended:
         point = recommended(proposer(self.problem), self.trials, 0.104)
         assert point.epsilon <= 0.104 and point.config["epochs"] == 1
 
-    @pytest.mark.parametrize("epsilon", [-1.0, math.nan, math.inf])
-    def test_wrong_epsilon(self, epsilon: float) -> None:
-        with pytest.raises(ValueError, match="`epsilon` must be"):
-            recommended(proposer(self.problem), self.trials, epsilon)
-
     def test_nothing_finished(self) -> None:
+        with pytest.raises(ValueError, match="`epsilon` must be"):
+            recommended(proposer(self.problem), self.trials, math.nan)
         with pytest.raises(StudyError, match="no config to recommend"):
             recommended(proposer(self.problem), [], 1.0)
 

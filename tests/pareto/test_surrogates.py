@@ -92,15 +92,6 @@ class TestScales:
 
 
 class TestGP:
-    def test_fit_repeats_and_keeps_the_global_seed(self) -> None:
-        X = torch.rand(20, 2, dtype=torch.double)
-        Y = X.sum(dim=-1, keepdim=True).sin()
-        state = torch.get_rng_state()
-        first, second = (fitted_gp(X, Y, seed=1) for _ in range(2))
-        assert torch.equal(state, torch.get_rng_state())
-        for one, other in zip(first.parameters(), second.parameters(), strict=True):
-            assert torch.equal(one, other)
-
     def test_predictions_are_those_of_the_posterior(self) -> None:
         X = torch.rand(20, 2, dtype=torch.double)
         model = fitted_gp(X, X.sum(dim=-1, keepdim=True).sin(), seed=1)
@@ -254,28 +245,6 @@ class TestKnownObjectives:
         (message,) = (str(warning.message) for warning in warned)
         assert "privacy: InvalidEpsilonError, privacy: KeyError" in message
         assert "Ada" not in message
-
-    def test_an_interruption_is_no_failure(self) -> None:
-        def privacy(config: dict[str, Any]) -> float:
-            raise KeyboardInterrupt
-
-        known = KnownObjectives(toy.problem(privacy=privacy), with_epsilon=True)
-        with pytest.raises(KeyboardInterrupt):
-            known([{"noise": 1.0, "epochs": 4}])
-        assert not known.failures
-
-
-def test_what_was_considered_is_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory does not grow with the configs that were ever considered; answers do not change."""
-    monkeypatch.setattr("botorch_dp.pareto.surrogates._REMEMBERED", 50)
-    known = KnownObjectives(toy.problem(), with_epsilon=True)
-    often = toy.SPACE.sample(10, seed=99)
-    for seed in range(20):
-        configs = [*often, *toy.SPACE.sample(30, seed=seed)]
-        expected = torch.tensor([[toy.epsilon(c)] for c in configs], dtype=torch.double)
-        assert known(configs).equal(expected)
-        assert len(known._rows) <= 50 and len(known._exact) <= 50
-    assert all(tuple(config.values()) in known._rows for config in often)
 
 
 class TestManyTrials:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import (
     BrokenExecutor,
     Executor,
-    Future,
     ProcessPoolExecutor,
     ThreadPoolExecutor,
 )
@@ -18,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from botorch_dp.pareto import DPareto, StudyError
-from botorch_dp.pareto.study import cores_left_to, training_seeds
+from botorch_dp.pareto.study import training_seeds
 from botorch_dp.space import Config
 from tests.pareto import toy
 
@@ -145,26 +143,6 @@ class TestFailures:
                 front = tried.run(4, executor=pool)
             assert len(front.trials) == 4
 
-    def test_what_finished_is_stored_before_a_death_is_told(self) -> None:
-        class Dies(Executor):
-            def __init__(self) -> None:
-                self.calls = 0
-
-            def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-                self.calls += 1
-                future: Future[Any] = Future()
-                if self.calls == 1:
-                    future.set_exception(BrokenExecutor())
-                    time.sleep(0)
-                else:
-                    future.set_result(fn(*args))
-                return future
-
-        tried = study()
-        with pytest.raises(BrokenExecutor):
-            tried.run(2, executor=Dies())
-        assert tried.trials[0].state == "pending"
-
 
 @pytest.fixture
 def _ctrl_c() -> Iterator[None]:
@@ -217,15 +195,3 @@ class TestInterruption:
         with study(storage=path) as again:
             assert [trial.state for trial in again.trials] == ["complete"] * 3 + ["pending"]
             assert again.run(5).all_points.equal(study().run(5).all_points)
-
-
-@pytest.mark.parametrize(("make", "expected"), [(ThreadPoolExecutor, 2), (ProcessPoolExecutor, 1)])
-def test_threads_while_proposing(make: Any, expected: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with make(1) as pool, cores_left_to(pool):
-            assert torch.get_num_threads() == expected
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import dp_accounting as dpa
 import numpy as np
@@ -160,6 +159,7 @@ class TestEveryWay:
         deltas = epsilons("delta", [1e-12, 1e-9, 1e-6, 1e-3, 0.1, 0.9])
         assert np.all(np.diff(deltas) <= 0)
 
+    @pytest.mark.one_in(5)
     @pytest.mark.parametrize("steps", [1, 10**6])
     @pytest.mark.parametrize("batch", [1, 500, 1000])
     @pytest.mark.parametrize("z", [1e-3, 1.0, 1e4])
@@ -238,17 +238,6 @@ class TestPoisson:
         assert exact <= 1e-6
         assert sampled_gaussian_delta(z, batch / 1000, 0.999 * epsilon) > 1e-6
 
-    def test_is_faster_than_dp_accounting(self) -> None:
-        run = {**ADULT, "relation": REPLACE}
-        dp_sgd_epsilon(noise_multiplier=0.9, **run)
-        start = time.process_time()
-        for z in (1.0, 1.01, 1.02):
-            dp_sgd_epsilon(noise_multiplier=z, **run)
-        ours = (time.process_time() - start) / 3
-        start = time.process_time()
-        their_poisson_epsilon(1.0, 256 / 32561, 1000, 1e-5, REPLACE)
-        assert ours < time.process_time() - start
-
 
 class TestNoiseMultiplier:
     @pytest.mark.one_in(4)
@@ -307,23 +296,6 @@ class TestManyAtOnce:
         ]
         assert np.all(many >= np.array(each) * (1 - 2e-4))
         np.testing.assert_allclose(many, each, rtol=0.02)
-
-    @pytest.mark.one_in(3)
-    @pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
-    def test_two_thousand_take_as_long_as_a_few_hundred_alone(self, way: dict) -> None:
-        """As 100 to 160, in this process; as 512 at most."""
-        rng = np.random.default_rng(2)
-        z = np.exp(rng.uniform(math.log(0.1), math.log(16), 2048))
-        batches, steps = rng.integers(8, 512, 2048), rng.integers(1, 20000, 2048)
-        run = {"num_records": 32561, "delta": 1e-5, **way}
-        start = time.process_time()
-        many = dp_sgd_epsilons(z, batches, steps, **run)
-        together = time.process_time() - start
-        assert np.all(np.isfinite(many) & (many >= 0))
-        start = time.process_time()
-        for a, b, c in zip(z.tolist(), batches.tolist(), steps.tolist()[:64], strict=False):
-            dp_sgd_epsilon(noise_multiplier=a, batch_size=b, steps=c, **run)
-        assert together < 512 / 64 * (time.process_time() - start)
 
     @pytest.mark.parametrize(
         ("noise", "batches", "steps", "name"),

@@ -35,7 +35,6 @@ from botorch_dp.privacy.losses import (
     PrivacyLoss,
     PureLoss,
 )
-from botorch_dp.privacy.pld.gaussian import gaussian_epsilon
 
 REPLACE = NeighboringRelation.REPLACE_ONE
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -127,22 +126,6 @@ def test_the_delta_asked_for_is_the_delta_quoted() -> None:
 
 
 class TestCompose:
-    def test_gaussians_compose_exactly(self) -> None:
-        parts = [promise(GaussianLoss(0.1))] * 100
-        together = compose(*parts)
-        assert together.mu == pytest.approx(1.0)
-        assert together.epsilon(1e-6) == pytest.approx(gaussian_epsilon(1.0, 1e-6), rel=1e-9)
-
-    def test_pure_parts_add_at_delta_zero_and_do_better_elsewhere(self) -> None:
-        together = compose(*[promise(LaplaceLoss(0.1))] * 50)
-        assert together.epsilon() == pytest.approx(5.0)
-        assert together.epsilon(1e-6) < 4.0
-
-    def test_mixed_parts_are_between_their_maximum_and_their_sum(self) -> None:
-        g = compose(promise(GaussianLoss(0.5)), promise(PureLoss(0.4)))
-        assert gaussian_epsilon(0.5, 1e-6) < g.epsilon(1e-6)
-        assert g.epsilon(1e-6) <= gaussian_epsilon(0.5, 1e-6) + 0.4 + 1e-9
-
     def test_refuses_mixed_relations(self) -> None:
         with pytest.raises(PrivacyError, match=r"ADD_OR_REMOVE_ONE.*REPLACE_ONE"):
             compose(promise(PureLoss(1.0)), promise(PureLoss(1.0), unit=PrivacyUnit(relation=ADD)))
@@ -288,14 +271,6 @@ class TestEvents:
             promise(FixedBatchSGDLoss(1.1, 10, 1000, 100), GaussianLoss(1.0)).to_event()
         nothing = promise(PureLoss(1.0)).simulated().to_event()
         assert isinstance(nothing, dpa.NonPrivateDpEvent)
-
-
-def test_dp_sgd_trainings_compose_as_distributions() -> None:
-    one = promise(FixedBatchSGDLoss(2.0, 256, 32561, 500))
-    other = promise(PoissonSGDLoss(1.0, 0.01, 300, REPLACE))
-    together = compose(one, other, promise(GaussianLoss(0.2)))
-    parts = one.epsilon(3e-6) + other.epsilon(3e-6) + gaussian_epsilon(0.2, 4e-6)
-    assert max(one.epsilon(1e-5), other.epsilon(1e-5)) < together.epsilon(1e-5) < 0.6 * parts
 
 
 def test_pure_epsilons_add_up_to_no_less_than_their_sum() -> None:

@@ -91,16 +91,6 @@ def test_guarantee_is_conditional_on_the_prior_and_says_so():
         assert condition in str(guarantee)
 
 
-def test_a_release_carries_its_promise_and_a_simulated_one_none():
-    with pytest.warns(UtilityWarning):
-        release = release_choice(MEAN, torch.rand(5, 2), **OPTIONS)
-    assert release.guarantee.losses == mechanism().guarantee.losses
-    assert release.value.shape == (2,)
-    with pytest.warns(UtilityWarning):
-        simulated = release_choice(MEAN, torch.rand(5, 2), unsafe_seed=3, **OPTIONS)
-    assert simulated.guarantee.status == "none"
-
-
 @quiet
 def test_ledger_is_charged_before_the_mean_is_looked_at():
     ledger = PrivacyLedger(budget=PrivacyBudget(1.5, 0.1))

@@ -124,19 +124,6 @@ def test_number_of_calls_does_not_depend_on_the_values(driver):
 
 @both
 @quiet
-def test_an_interrupt_passes_through_and_the_charge_stays(driver):
-    ledger = PrivacyLedger(budget=PrivacyBudget(5.0, 0.1))
-
-    def interrupted(x):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        driver().release(interrupted, ledger=ledger)
-    assert len(ledger.entries()) == 1
-
-
-@both
-@quiet
 def test_simulated_runs_repeat_promise_nothing_and_cannot_be_charged(driver):
     first, second = (driver().release(bump, unsafe_seed=5) for _ in range(2))
     assert first.guarantee.status == "none"

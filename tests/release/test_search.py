@@ -103,19 +103,6 @@ def test_relevant_set_never_loses_the_maximizer():
         assert sizes == sorted(sizes, reverse=True)
 
 
-def test_certified_search_stays_with_the_best():
-    kernel = short(RBFKernel())
-    (f,) = draws(LINE, kernel, 1)
-    search = branch_and_bound(LINE, kernel)
-    certify(search, f)
-    count = search.gp.num_observations
-    for _ in range(3):
-        index = search.ask()
-        assert index == int(f.argmax())
-        search.tell(index, f[index].item())
-    assert search.gp.num_observations == count
-
-
 @pytest.mark.parametrize("values", [[0.0], [0.3, 0.3, 0.3], [0.2, 0.5]])
 def test_degenerate_sets_terminate(values):
     choices = torch.tensor(values, dtype=torch.double).unsqueeze(-1)
@@ -131,14 +118,6 @@ def test_a_wrong_kernel_neither_loops_nor_crashes():
     visited = certify(search, f)
     assert len(visited) <= 513
     assert search.best in visited
-
-
-def test_refuses_a_noisy_model_and_needs_a_sample_for_its_best():
-    gp = FiniteSetGP(LINE, kernel=RBFKernel(), noise_std=0.3)
-    with pytest.raises(ValueError, match="noise-free"):
-        BranchAndBound(gp, schedule=UCBSchedule(513, delta=0.1))
-    with pytest.raises(ValueError, match="`best`"):
-        _ = branch_and_bound(LINE, RBFKernel()).best
 
 
 def test_gp_ucb_follows_its_formula():
