@@ -16,9 +16,7 @@ each example has our default, a simplex under an unknown mean.
 - ``placement``: the trace of the gradient's covariance after the points of one step, over the least
   one that was found, with no, 8 and 50 points nearby and noise variances from 1e-2 to 1e-6.
 
-The data of the paper are not published; they are drawn here as the text describes them. Beside
-the distances stand the bounds that follow from the runs' traces (:func:`descent_bound`, with its
-proof).
+The data of the paper are not published; they are drawn here as the text describes them.
 """
 
 from __future__ import annotations
@@ -34,13 +32,12 @@ from torch import Tensor
 
 from benchmarks.common import (
     BenchmarkParser,
+    Interval,
     mean_interval,
     paired_interval,
     results_folder,
     save_results,
 )
-from benchmarks.tables import markdown, short, stored
-from botorch_dp._checks import check_delta, check_nonnegative, check_positive
 from botorch_dp.descent import DPGIBO, DescentResult, Design
 from botorch_dp.descent.settings import DescentSettings
 from botorch_dp.models import public_gp
@@ -54,6 +51,10 @@ def quantiles(paths: Tensor) -> Tensor:
     return paths.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.double), dim=0)
 
 
+def over_seeds(values: Tensor) -> Interval:
+    return mean_interval(values.tolist())
+
+
 def draw_quartiles(ax: Any, curves: dict[str, Tensor], ylabel: str) -> None:
     styles = ("-", "--", ":", "-.")
     for (name, paths), style in zip(curves.items(), styles, strict=False):
@@ -63,193 +64,6 @@ def draw_quartiles(ax: Any, curves: dict[str, Tensor], ylabel: str) -> None:
         ax.fill_between(steps, low, high, alpha=0.15, color=line.get_color())
     ax.set(xlabel="step", ylabel=ylabel, yscale="log")
     ax.legend(frameon=False, fontsize=10)
-
-
-def interval(values: Tensor) -> Any:
-    """A mean with its interval over seeds; the number alone if there is one."""
-    return mean_interval(values.tolist()) if len(values) > 1 else float(values[0])
-
-
-# --- Theorems 3.2 and 3.3, Corollary 3.4 ---
-
-
-@dataclass(frozen=True)
-class DescentBound:
-    """Bounds on where a run ended; all in root mean square over the privacy noise.
-
-    Args:
-        distance: From the minimum (over the box, if there is one); None without ``convexity``.
-        gradient: Length of the gradient of the mean loss, averaged over the steps; None with a
-            box, for steps above ``1 / smoothness``, or without ``start_gap``.
-        start: The part of ``distance`` that is left of the start.
-        bias: The part that inferring and clipping gradients add.
-        privacy: The part of the privacy noise: what is left if all else is zero.
-        worst: A length of the privacy noise's part that is exceeded with probability ``delta`` at
-            most, as a function of ``log(steps / delta)``: its two coefficients.
-        is_exact: Whether evaluations are exact.
-    """
-
-    distance: float | None
-    gradient: float | None
-    start: float
-    bias: float
-    privacy: float
-    worst: tuple[float, float] = (0.0, 0.0)
-    steps: int = 1
-    is_exact: bool = True
-
-    def distance_within(self, delta: float) -> float:
-        """A distance that the last iterate exceeds with probability at most ``delta``.
-
-        The smaller of Markov's ``distance / delta^{1/2}`` and, for exact evaluations, of the sum
-        in which each step's noise is at most ``noise_std (d^{1/2} + (2 log(T / delta))^{1/2})``
-        long.
-        """
-        check_delta("delta", delta)
-        if self.distance is None:
-            raise ValueError("`distance_within` needs the `convexity` of the mean loss.")
-        markov = self.distance / math.sqrt(delta)
-        if not self.is_exact:
-            return markov
-        fixed, spread = self.worst
-        noise = fixed + spread * math.sqrt(2 * math.log(self.steps / delta))
-        return min(markov, self.start + self.bias + noise)
-
-    def __str__(self) -> str:
-        sentences = []
-        if self.distance is not None:
-            sentences.append(
-                f"The last iterate is within {self.distance:.3g} of the minimum in root mean "
-                f"square ({self.start:.3g} left of the start, {self.bias:.3g} from inferred and "
-                f"clipped gradients, {self.privacy:.3g} from the privacy noise)."
-            )
-        if self.gradient is not None:
-            sentences.append(
-                f"Over the steps, the gradient is at most {self.gradient:.3g} long in root mean "
-                "square."
-            )
-        return " ".join(sentences)
-
-
-def descent_bound(
-    result: DescentResult,
-    *,
-    step_size: float,
-    clip_norm: float,
-    smoothness: float,
-    record_norm: float,
-    convexity: float | None = None,
-    gradient_bound: float | None = None,
-    start_distance: float | None = None,
-    start_gap: float | None = None,
-    evaluation_noise: float = 0.0,
-    model_noise: float = 0.0,
-    has_box: bool = False,
-) -> DescentBound:
-    r"""How far from the minimum a run of plain descent may have ended, from its traces.
-
-     The statements have the form of Theorems 3.2 (exact evaluations) and 3.3 (noisy ones) and
-    Corollary 3.4 (what privacy costs) of [Sopa2025]. Their constants are ours, with the proof
-    below, because the constants here can be evaluated for a finished run.
-
-    *Assumptions.* On a convex set that holds the run and the minimum, the mean loss ``F`` has
-    curvature at most ``smoothness`` (and at least ``convexity``, where a distance is wanted).
-    Up to a constant, each record's loss has norm at most ``R`` in the kernel's space.
-
-    *One step.* With weights ``w`` and nugget ``v``, a derivative of a function of norm ``R``
-    is missed by at most ``R (k - 2 w.k + w.Kw)^{1/2}``, and ``k - 2 w.k + w.Kw + v |w|^2`` is
-    the posterior variance; so a record's gradient is missed by at most ``R trace^{1/2}``.
-    Noise of standard deviation ``s`` in the ``N`` evaluations adds at most ``|w|`` times its
-    length, ``(s^2 N trace / v)^{1/2}`` in root mean square, however the points were chosen.
-    Clipping is a projection, which moves no two vectors further apart, and shortens a gradient
-    of length ``G`` by at most ``(G - B)_+``. So the mean gradient is off by at most ``b_t = (R
-    + s (N / v)^{1/2}) trace_t^{1/2} + (G - B)_+``, plus the privacy noise.
-
-    *All steps.* A step of size ``h`` along the exact gradient brings the iterate closer to the
-    minimum by ``rho = max(|1 - h convexity|, |1 - h smoothness|)``, with or without projection
-    onto a box; the privacy noise has mean zero and is independent of everything before it.
-    Hence, in root mean square, ``D_{t+1}^2 <= (rho D_t + h b_t)^2 + h^2 d noise_std^2``. For
-    ``h <= 1 / smoothness`` and without a box, ``F(x_{t+1}) <= F(x_t) - h/2 |F'(x_t)|^2 + h/2
-    b_t^2 + h^2/2 smoothness d noise_std^2`` in expectation; averaged over the steps this
-    bounds the gradient's length.
-
-    Traces depend on the run a little. The statements are about all runs whose traces are at
-    most those that were seen: the mean is taken over that event.
-
-    Reads no record: what is known of the losses is said here, and the bound may be published like
-    the run if it was known without the records.
-
-    Args:
-        result: Of the run.
-        step_size: ``h`` of plain descent.
-        clip_norm: ``B``.
-        smoothness: Largest curvature of the mean loss.
-        record_norm: Norm of a record's loss in the kernel's space, up to a constant.
-        convexity: Least curvature of the mean loss, for a bound on the distance.
-        gradient_bound: Longest gradient of a record along the run, where gradients are clipped.
-        start_distance: At most how far from the minimum the run began.
-        start_gap: At most how far above its minimum the mean loss was there, for a bound on the
-            gradient.
-        evaluation_noise: Standard deviation of the noise in one evaluation of one record.
-        model_noise: The standard deviation ``sqrt(v)`` of a loss's noise in the model.
-        has_box: Whether iterates were projected.
-
-    Example:
-        >>> print(descent_bound(result, step_size=0.1, clip_norm=1.0, smoothness=1.0,
-        ...                     record_norm=2.0, convexity=1.0, gradient_bound=1.0,
-        ...                     start_distance=1.0))
-    """
-    traces = [record.trace for record in result.history]
-    dim, noise_std = len(result.location.value), result.location.scale or 0.0
-    h = check_positive("step_size", step_size)
-    L = check_positive("smoothness", smoothness)
-    R = check_nonnegative("record_norm", record_norm)
-    s = check_nonnegative("evaluation_noise", evaluation_noise)
-    if gradient_bound is None and math.isfinite(clip_norm):
-        raise ValueError(
-            "`gradient_bound` is needed where gradients are clipped: the longest gradient of a "
-            "record along the run. At most `clip_norm` if nothing was clipped."
-        )
-    excess = 0.0
-    if gradient_bound is not None:
-        check_nonnegative("gradient_bound", gradient_bound)
-        excess = max(0.0, gradient_bound - clip_norm)
-    if s > 0 and model_noise == 0:
-        raise ValueError("`evaluation_noise` needs a model that knows it: Design(noise_std=).")
-    if s > 0:
-        evaluations = sum(record.evaluations for record in result.history)
-        R += s * math.sqrt(evaluations) / model_noise
-    errors = [R * math.sqrt(trace) + excess for trace in traces]
-    noise = h * math.sqrt(dim) * noise_std
-    distance = gradient = None
-    start = bias = privacy = fixed = spread = 0.0
-    if convexity is not None:
-        tau = check_positive("convexity", convexity)
-        if tau > L:
-            raise ValueError(f"`convexity` = {tau:g} is above `smoothness` = {L:g}.")
-        if start_distance is None:
-            raise ValueError("`start_distance` is needed with `convexity`.")
-        rho = max(abs(1 - h * tau), abs(1 - h * L))
-        if rho >= 1:
-            raise ValueError(f"`step_size` = {h:g} must be below 2 / smoothness = {2 / L:g}.")
-        start = distance = check_nonnegative("start_distance", start_distance)
-        for error in errors:
-            distance = math.hypot(rho * distance + h * error, noise)
-            start, bias = rho * start, rho * bias + h * error
-            privacy = math.hypot(rho * privacy, noise)
-            fixed, spread = rho * fixed + noise, rho * spread + h * noise_std
-    if start_gap is not None and not has_box and h * L <= 1:
-        check_nonnegative("start_gap", start_gap)
-        mean_square = math.fsum(error**2 for error in errors) / len(errors)
-        gradient = math.sqrt(2 * start_gap / (h * len(errors)) + mean_square + L * noise**2 / h)
-    if distance is None and gradient is None:
-        raise ValueError(
-            "Give `convexity` and `start_distance` for a distance, or `start_gap` (without a box, "
-            f"and with `step_size` = {h:g} at most 1 / smoothness = {1 / L:g}) for a gradient."
-        )
-    return DescentBound(
-        distance, gradient, start, bias, privacy, (fixed, spread), len(errors), s == 0
-    )
 
 
 # --- 4.1 ---
@@ -397,10 +211,8 @@ def example_41(seeds: int, steps: int) -> dict[str, Any]:
     data = normal_data()
     target, limit = data.mean(0), clipped_limit(data, 1.0)
     squares = data.square().sum(-1)
-    #: Norms of x -> |x - a|^2 / 2 in the kernel's space, and up to a constant.
+    #: Norm of x -> |x - a|^2 / 2 in the kernel's space.
     norm = float((squares.square() / 4 + squares / 2 + 5 / 4).max().sqrt())
-    norm_up_to_constant = math.sqrt(5 / 4 + float(squares.max()) / 2)
-    longest = float((data - target).norm(dim=-1).max()) + float(target.norm())
     ways: dict[str, tuple[float, float, Design]] = {
         "mu = 0.5": (0.5, 1.0, AS_PRINTED),
         "mu = 2": (2.0, 1.0, AS_PRINTED),
@@ -420,19 +232,6 @@ def example_41(seeds: int, steps: int) -> dict[str, Any]:
         ]
     distances = {
         name: torch.stack([(r.trajectory.value - target).norm(dim=-1) for r in found])
-        for name, found in runs.items()
-    }
-    bounds = {
-        name: descent_bound(
-            found[0],
-            step_size=0.1,
-            clip_norm=ways[name][1],
-            smoothness=1.0,
-            convexity=1.0,
-            record_norm=norm_up_to_constant,
-            gradient_bound=longest if math.isfinite(ways[name][1]) else None,
-            start_distance=float(target.norm()),
-        ).distance
         for name, found in runs.items()
     }
     theorems = {}
@@ -464,9 +263,8 @@ def example_41(seeds: int, steps: int) -> dict[str, Any]:
         "records": "50 draws of N(1, I), d = 5",
         "steps": steps,
         "distance of the limit of clipped descent from the mean": float((limit - target).norm()),
-        "final distance from the mean": {k: interval(p[:, -1]) for k, p in distances.items()},
+        "final distance from the mean": {k: over_seeds(p[:, -1]) for k, p in distances.items()},
         "evaluations": {k: sum(r.evaluations for r in f[0].history) for k, f in runs.items()},
-        "bound on the distance (root mean square)": bounds,
         "theorems as printed, delta = 0.05, and the largest of all seeds": theorems,
         "V of the examples": {k: printed_V(**s) for k, s in PRINTED_SETTINGS.items()},
         "bias of the inferred gradient, mu = 0.5": bias,
@@ -491,7 +289,7 @@ def clipping_against_noise(
             {
                 "clip norm": bound,
                 "bias": float((clipped_limit(data, bound) - target).norm()),
-                "distance": interval((runs - target).norm(dim=-1)),
+                "distance": over_seeds((runs - target).norm(dim=-1)),
             }
         )
     return rows
@@ -526,9 +324,7 @@ def _figure_41(
     norms = [row["clip norm"] for row in sweep]
     clipping.plot(norms, [max(row["bias"], 1e-3) for row in sweep], "o--", label="bias of clipping")
     means = [row["distance"] for row in sweep]
-    clipping.plot(
-        norms, [getattr(m, "mean", m) for m in means], "s-", label="bias and noise, mu = 2"
-    )
+    clipping.plot(norms, [m.mean for m in means], "s-", label="bias and noise, mu = 2")
     clipping.set(xscale="log", yscale="log", xlabel="clip norm B")
     clipping.set_xticks(norms, [f"{norm:g}" for norm in norms])
     clipping.minorticks_off()
@@ -642,8 +438,8 @@ def example_42(seeds: int, steps: int) -> dict[str, Any]:
     last = {name: e[:, -1] for name, e in errors.items()}
     return {
         "steps": steps,
-        "final distance from the minimum": {name: interval(e) for name, e in last.items()},
-        "final length of the gradient": {k: interval(v[:, -1]) for k, v in lengths.items()},
+        "final distance from the minimum": {name: over_seeds(e) for name, e in last.items()},
+        "final length of the gradient": {k: over_seeds(v[:, -1]) for k, v in lengths.items()},
         "DP-GIBO minus noisy gradient descent, distance": {
             f"B = {name}": paired_interval(
                 last[f"DP-GIBO, B = {name}"].tolist(),
@@ -723,55 +519,12 @@ def placement(seeds: int, steps: int, dim: int = 5) -> dict[str, Any]:
     return {"trace over the least one found": found, "d": dim, "starts": steps + 2}
 
 
-EXAMPLES: dict[str, tuple[Callable[[int, int], dict[str, Any]], int]] = {
-    "4.1": (example_41, 150),
-    "4.2": (example_42, 100),
-    "placement": (placement, 8),
+#: With the number of steps, and the name of the result.
+EXAMPLES: dict[str, tuple[Callable[[int, int], dict[str, Any]], int, str]] = {
+    "4.1": (example_41, 150, "dp_gibo_41"),
+    "4.2": (example_42, 100, "dp_gibo_42"),
+    "placement": (placement, 8, "dp_gibo_placement"),
 }
-
-
-def table_dp_gibo_theorems() -> str:
-    found = stored("dp_gibo_41")
-    rows = []
-    for name, each in found[
-        "theorems as printed, delta = 0.05, and the largest of all seeds"
-    ].items():
-        printed = each["printed"]
-        pairs = [
-            (each["mean squared gradient"], printed["mean_square"]),
-            (each["gap"], printed["gap"]),
-            (each["distance"], printed["distance"]),
-        ]
-        rows.append([name, f"{printed['V']:.3g}", *(f"{a:.3g} ≤ {b:.3g}" for a, b in pairs)])
-    V = found["V of the examples"].items()
-    return (
-        markdown(["run of 4.1", "V", "Theorem 3.2, Ψ_T", "Theorem 3.3, F_T", "Corollary 3.4"], rows)
-        + f"\nV in all examples: {'; '.join(f'{name}: {value:.3g}' for name, value in V)}.\n"
-    )
-
-
-def table_dp_gibo_placement() -> str:
-    found = stored("dp_gibo_placement")
-    rows = [
-        [name, *(f"{r['mean']:.3f} (at most {r['largest']:.3f})" for r in by.values())]
-        for name, by in found["trace over the least one found"].items()
-    ]
-    return markdown(["data and noise", "a simplex (the default)", '`"optimize"`'], rows)
-
-
-def table_dp_gibo_41() -> str:
-    found = stored("dp_gibo_41")["final distance from the mean"]
-    return markdown(["run", "distance"], ([name, short(value)] for name, value in found.items()))
-
-
-def table_dp_gibo_42() -> str:
-    found = stored("dp_gibo_42")
-    rows = [[n, short(v)] for n, v in found["final distance from the minimum"].items()]
-    rows += [
-        [f"DP-GIBO minus noisy gradient descent, {name}, paired", short(paired)]
-        for name, paired in found["DP-GIBO minus noisy gradient descent, distance"].items()
-    ]
-    return markdown(["run", "distance"], rows)
 
 
 def main() -> None:
@@ -785,14 +538,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.examples:
-        example, steps = EXAMPLES[name]
+        example, steps, file = EXAMPLES[name]
         seeds = min(options.seeds, 5) if name == "placement" else options.seeds
         results = {"seeds": seeds, **example(seeds, options.steps or steps)}
         print(f"Example {name} ({seeds} seeds)")
         for key, value in results.items():
             for what, number in value.items() if isinstance(value, dict) else [("", value)]:
                 print(f"  {key}{': ' if what else ''}{what}: {number}")
-        save_results(f"dp_gibo_{name.replace('.', '')}", results)
+        save_results(file, results)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@
 - 4.4: 33 parameters of a support vector regression (30 length-scales, the tube's width, gamma, C),
   half squared error, n = 5000, b = 34, T = 25; mu = .2, 1 and infinite as in figure 4; 500 training
   records and the ranges of the authors' code. **The data are a stand-in**: BlogFeedback in place of
-  the CT slices. 4.4-printed has the ranges and the 5,000 training records of the text.
+  the CT slices, which could not be had.
 
 Every method sees the same number of evaluations; but for 4.3-printed and C.5 it starts at the
 centre. DP-GIBO and GIBO show the loss at their present iterate, the searches without privacy the
@@ -41,6 +41,7 @@ from tqdm import tqdm
 
 from benchmarks.common import (
     BenchmarkParser,
+    Finished,
     Interval,
     mean_interval,
     paired_interval,
@@ -48,8 +49,6 @@ from benchmarks.common import (
     save_results,
 )
 from benchmarks.data import blogfeedback
-from benchmarks.tables import markdown, short, stored
-from botorch_dp._files import atomic_write
 from botorch_dp.descent import DPGIBO, Design, public_clip_norm
 from botorch_dp.descent.designs import DesignName
 
@@ -122,28 +121,19 @@ def gp_draw(seed: int, *, train: int, validation: int, noise: float = 0.0) -> Ta
 
 
 #: Ends of the logarithms of the 30 length-scales, the tube's width, gamma and C.
-Ranges = tuple[np.ndarray, np.ndarray]
-
-
-def _ranges(scale: float, gamma: tuple[float, float], weight: tuple[float, float]) -> Ranges:
-    low = [-scale] * 30 + np.log([0.01, gamma[0], weight[0]]).tolist()
-    high = [scale] * 30 + np.log([1.0, gamma[1], weight[1]]).tolist()
-    return np.array(low), np.array(high)
-
-
-AS_IN_THE_CODE = _ranges(3.0, (0.1, 3.0), (0.01, 5.0))
-AS_PRINTED = _ranges(2.0, (0.01, 5.0), (0.1, 3.0))
+RANGES = np.array([[-3.0] * 30, [3.0] * 30])
+RANGES = np.hstack([RANGES, np.log([[0.01, 0.1, 0.01], [1.0, 3.0, 5.0]])])
 
 
 def regression_machine(
-    X: np.ndarray, y: np.ndarray, ranges: Ranges, train: slice, rows: slice, theta: Tensor
+    X: np.ndarray, y: np.ndarray, train: slice, rows: slice, theta: Tensor
 ) -> Tensor:
     """Half squared errors of one support vector regression for each row of ``theta``."""
     from sklearn.svm import SVR
 
     losses = []
     for point in theta.numpy():
-        values = np.exp(ranges[0] + (ranges[1] - ranges[0]) * point)
+        values = np.exp(RANGES[0] + (RANGES[1] - RANGES[0]) * point)
         scaled = X / values[:30]
         tube, gamma, C = values[30:]
         with warnings.catch_warnings():
@@ -154,7 +144,7 @@ def regression_machine(
     return torch.tensor(np.stack(losses))
 
 
-def blog(seed: int, *, train: int, validation: int, ranges: Ranges = AS_IN_THE_CODE) -> Task:
+def blog(seed: int, *, train: int, validation: int) -> Task:
     """BlogFeedback, in place of the CT slices: 30 features, standardized log(1 + comments)."""
     data = blogfeedback()
     order = np.random.default_rng(seed).permutation(len(data.train_X))
@@ -167,7 +157,7 @@ def blog(seed: int, *, train: int, validation: int, ranges: Ranges = AS_IN_THE_C
     y = (y - y[public].mean()) / y[public].std()
     relevance = np.abs(np.corrcoef(X[public].T, y[public])[-1, :-1])
     X = X[:, relevance.argsort()[-30:]]
-    machine = partial(regression_machine, X, y, ranges, slice(0, train))
+    machine = partial(regression_machine, X, y, slice(0, train))
     private = slice(train, train + validation)
     return Task(33, partial(machine, private), partial(machine, public))
 
@@ -311,7 +301,6 @@ class Experiment:
         train: Training records.
         validation: Private validation records, ``n``.
         draws: How often everything is drawn again.
-        departures: What differs from the text or is not in it.
         note: What else the figure says.
     """
 
@@ -321,7 +310,6 @@ class Experiment:
     train: int
     validation: int
     draws: int
-    departures: str
     note: str = ""
 
 
@@ -339,8 +327,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             "GP-UCB (not private)": gp_ucb,
         },
         500, 4500, 20,
-        "Inputs (uniform in the unit cube), 500 training records, a Matern kernel, a start in the "
-        "middle, a clip norm from public records, a fixed radius and the step size are ours.",
     ),
     "4.3-printed": Experiment(
         "Example 4.3 of Sopa et al. as printed, and as we would run it",
@@ -357,10 +343,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "our way, without noise": partial(descend, mu=math.inf, centre=False),
             RANDOM: random_search,
         },
-        150, 1500, 10,
-        "Inputs (uniform in the unit cube), 150 training records and the step size are ours; 1,500 "
-        "validation records at 3 mu have the noise of the printed 4,500 at mu.",
-        _SMALL,
+        150, 1500, 10, _SMALL,
     ),
     "C.5": Experiment(
         "Example C.5 of Sopa et al.: as 4.3, losses seen with noise of standard deviation .01",
@@ -371,9 +354,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "modelled as .0001": partial(descend_as_printed, mu=3.0, noise_std=0.0001),
             RANDOM: random_search,
         },
-        150, 1500, 14,
-        "As 4.3 as printed; one noise of standard deviation .01 for all records of a point.",
-        _SMALL,
+        150, 1500, 14, _SMALL,
     ),
     "4.4": Experiment(
         "Example 4.4 of Sopa et al. on BlogFeedback, a stand-in for CT slices",
@@ -385,59 +366,35 @@ EXPERIMENTS: dict[str, Experiment] = {
             RANDOM: random_search,
         },
         500, 5000, 3,
-        "BlogFeedback in place of the CT slices, which could not be had; 500 training records in "
-        "place of 5,000; ranges, loss, AdaGrad and the levels .2, 1 and infinity of mu are those "
-        "of the authors' code.",
-    ),
-    "4.4-printed": Experiment(
-        "Example 4.4 of Sopa et al. with the printed ranges, on BlogFeedback for CT slices",
-        partial(blog, ranges=AS_PRINTED),
-        {PRIVATE: partial(descend_as_printed, mu=1.0), RANDOM: random_search},
-        5000, 5000, 1,
-        "BlogFeedback in place of the CT slices, which could not be had; one draw, mu = 1.",
     ),
 }  # fmt: skip
 
 
-#: But for what takes many hours.
-DEFAULT = [name for name in EXPERIMENTS if name != "4.4-printed"]
-
-
-class Finished:
-    """Curves of runs that are done, on disk after each."""
-
-    def __init__(self) -> None:
-        self.path = results_folder() / "dp_gibo_tuning.partial.json"
-        self.curves: dict[str, list[float]] = (
-            json.loads(self.path.read_text()) if self.path.exists() else {}
-        )
-
-    def get(self, key: str, run: Callable[[], list[float]]) -> list[float]:
-        """The stored curve, or the one that ``run`` computes now."""
-        if key not in self.curves:
-            curve = run()
-            self.curves = (json.loads(self.path.read_text()) if self.path.exists() else {}) | {
-                key: curve
-            }
-            with atomic_write(self.path) as file:
-                file.write(json.dumps(self.curves, indent=0))
-        return self.curves[key]
+FILES = {
+    "4.3": "dp_gibo_43",
+    "4.3-printed": "dp_gibo_43_printed",
+    "C.5": "dp_gibo_C5",
+    "4.4": "dp_gibo_44",
+}
 
 
 def run(name: str, experiment: Experiment, steps: int) -> dict[str, Any]:
-    finished = Finished()
+    finished = Finished("dp_gibo_tuning")
     sizes = {"train": experiment.train, "validation": experiment.validation}
     curves: dict[str, list[list[float]]] = {method: [] for method in experiment.methods}
     for draw in tqdm(range(experiment.draws), desc=name):
-        task = None
+        task: Task | None = None
         for method, search in experiment.methods.items():
             key = json.dumps([name, method, draw, steps, sizes])
-            if key not in finished.curves:
+
+            def curve(search: Method = search, draw: int = draw) -> list[float]:
+                nonlocal task
                 task = task or experiment.make(draw, **sizes)
-            curve = finished.get(key, lambda: search(task, draw, steps=steps))  # noqa: B023
-            curves[method].append(curve)
+                return search(task, draw, steps=steps)
+
+            curves[method].append(finished.get(key, curve))
     dim = 33 if name.startswith("4.4") else 10
-    _figure(f"dp_gibo_{_file(name)}", experiment, curves, dim, steps)
+    _figure(FILES[name], experiment, curves, dim, steps)
     final = {method: [curve[-1] for curve in paths] for method, paths in curves.items()}
     first = next(iter(final))
     return {
@@ -457,10 +414,6 @@ def run(name: str, experiment: Experiment, steps: int) -> dict[str, Any]:
             if method != first
         },
     }
-
-
-def _file(name: str) -> str:
-    return name.replace(".", "").replace("-", "_")
 
 
 def geometric_ratio(values: list[float], others: list[float]) -> Interval:
@@ -520,44 +473,12 @@ def _figure(
     plt.close(figure)
 
 
-#: Titles of the tables of the page.
-TITLES = {
-    "4.3-printed": "Section 4.3 as printed, and two more levels of μ",
-    "4.3": "Section 4.3 as we would run it",
-    "C.5": "Appendix C.5",
-    "4.4": "Section 4.4 on stand-in data, ranges of the authors' code",
-    "4.4-printed": "Section 4.4 on stand-in data, ranges and sizes as printed",
-}
-
-
-def table_dp_gibo_tuning() -> str:
-    return "\n".join(_table(name, title) for name, title in TITLES.items())
-
-
-def _table(name: str, title: str) -> str:
-    found, departures = stored(f"dp_gibo_{_file(name)}"), EXPERIMENTS[name].departures
-    sizes, first = found["sizes"], next(iter(found["final mean loss"]))
-    ratios = found[f"{first} over another, geometric mean of pairs"]
-    rows = [
-        [method, short(value), short(ratios.get(method))]
-        for method, value in found["final mean loss"].items()
-    ]
-    draws = f"{sizes['draws']} draw{'s' * (sizes['draws'] > 1)}"
-    head = ["run", "final mean loss", f"{first} over it, paired, geometric"]
-    return (
-        f"**{title}** (figure): final mean loss, n = {sizes['validation']:,}, T = "
-        f"{sizes['steps']}, b = {sizes['batch']}, {draws}; {short(found['start'])} at the start. "
-        f"{departures} `python -m benchmarks.dp_gibo_tuning --tasks {name}`\n\n"
-        + markdown(head, rows)
-    )
-
-
 def main() -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     parser = BenchmarkParser("dp_gibo_tuning", __doc__, minutes=90)
-    parser.add_argument("--tasks", nargs="+", default=DEFAULT, choices=EXPERIMENTS)
+    parser.add_argument("--tasks", nargs="+", default=list(EXPERIMENTS), choices=EXPERIMENTS)
     parser.add_argument("--steps", type=int, default=25)
     for size in ("train", "validation", "draws"):
         parser.add_argument(f"--{size}", type=int, help="in place of the example's")
@@ -571,7 +492,7 @@ def main() -> None:
         for key, value in results.items():
             for what, number in value.items() if isinstance(value, dict) else [("", value)]:
                 print(f"  {key}{': ' if what else ''}{what}: {number}")
-        save_results(f"dp_gibo_{_file(name)}", results)
+        save_results(FILES[name], results)
 
 
 if __name__ == "__main__":

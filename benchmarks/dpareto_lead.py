@@ -4,7 +4,7 @@
 
 The three problems on Adult: three studies of 16 + 256 trials against 19 *disjoint* draws of 256
 random points from the distributions of the paper's Table 4, ten trainings of each point. Before all
-of them stands the cheapest front, eleven epsilons with default settings and nothing tuned. The
+of them stands the cheapest front, eleven epsilons with default settings. The
 studies are DPareto's default, its default in linear epsilon, and the paper's own way: its
 acquisition function, a model of ln epsilon, and epsilon by its bound on Rényi divergences. The same
 points are then measured in all ways that the paper and the code published with it suggest:
@@ -29,7 +29,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,9 +39,16 @@ from tqdm import tqdm
 
 from benchmarks.accounting import papers_epsilon
 from benchmarks.common import BenchmarkParser, mean_interval, results_folder, save_results
-from benchmarks.dpareto_paper import FULL, METHODS, SMALLEST, TABLE_2, TABLE_4, prepared
+from benchmarks.dpareto_paper import (
+    METHODS,
+    SETTINGS,
+    SMALLEST,
+    TABLE_2,
+    TABLE_4,
+    check_compiled_loop,
+    prepared,
+)
 from benchmarks.linear_training import FastTraining, _compiled
-from benchmarks.tables import bracketed, markdown, short, stored
 from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.privacy import dp_sgd_epsilon
@@ -50,7 +57,6 @@ from botorch_dp.tasks.learning import _MODELS, DELTA, _data
 from botorch_dp.training import DPTrainer
 
 NAME = "dpareto_lead"
-SETTINGS = {setting.label: setting for setting in FULL if setting.label in TABLE_2}
 DRAWS, DRAWN = 19, 256
 LARGEST = 10.0
 
@@ -64,15 +70,15 @@ POOLS: dict[str, tuple[Real | None, tuple[float, float]]] = {
 }
 #: Studies: options, and which epsilon they see.
 STUDIES: dict[str, tuple[dict[str, Any], int]] = {
-    "DPareto": (METHODS["DPareto"] | {"epsilon_scale": "log"}, 0),
-    "DPareto, linear epsilon": (METHODS["DPareto"], 0),
-    "DPareto, the paper's way": (METHODS["DPareto, HVPoI"], 1),
+    "DPareto": (METHODS["DPareto"][0] | {"epsilon_scale": "log"}, 0),
+    "DPareto, linear epsilon": (METHODS["DPareto"][0], 0),
+    "DPareto, the paper's way": (METHODS["DPareto, HVPoI"][0], 1),
 }
 
 #: Epsilon by dominating pairs, by Rényi divergences (None where there is no such bound), the error.
 Points = list[list[Any]]
 #: The cheapest front: one config for each of these, by the default rule.
-UNTUNED = "default settings, nothing tuned"
+UNTUNED = "default settings"
 UNTUNED_EPSILONS = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
 
 
@@ -90,16 +96,20 @@ def epsilons(config: Config, num_records: int) -> tuple[float, float]:
 
 def training_of(label: str) -> FastTraining:
     """How the models of a setting are trained."""
-    oracle: Any = prepared(SETTINGS[label], "random").oracle
+    oracle: Any = prepared(label, "random").oracle
     training: FastTraining = oracle.training
     return training
+
+
+def num_records(training: FastTraining) -> int:
+    return len(_data(training.data).train_X)
 
 
 def error(
     training: FastTraining, config: Config, seed: int, start: tuple[float, float] = (0.0, 0.0)
 ) -> float:
     """The error of one training from zeros, or from random weights of these deviations."""
-    steps = config["epochs"] * (training.num_records // config["batch_size"])
+    steps = config["epochs"] * (num_records(training) // config["batch_size"])
     options: Any = {name: config[name] for name in ("batch_size", "learning_rate", "clip_norm")}
     options |= {"noise_multiplier": 2 * config["noise_variance"], "start": start}
     options |= {"hinge": training.model == "svm", "adam": training.optimizer == "adam"}
@@ -133,7 +143,7 @@ class Pool:
         """Train what is missing; what cannot enter a hypervolume is not trained."""
         rate, start = POOLS[self.name]
         training = training_of(self.label)
-        parameters = dict(prepared(SETTINGS[self.label], "random").space.parameters)
+        parameters = dict(prepared(self.label, "random").space.parameters)
         space = SearchSpace(**(parameters | ({} if rate is None else {"learning_rate": rate})))
         seed = 1 + list(POOLS).index(self.name) + 10 * list(SETTINGS).index(self.label)
         configs, begun = space.sample(count, seed=seed), self.stored["begun"]
@@ -141,7 +151,7 @@ class Pool:
             shown = f"{self.label}, {self.name}, training {self.trainings + 1}"
             for place in tqdm(range(len(begun), count), desc=shown, mininterval=30):
                 if place == len(self.points):
-                    both = epsilons(configs[place], training.num_records)
+                    both = epsilons(configs[place], num_records(training))
                     self.points.append([*(round(epsilon, 6) for epsilon in both), 1.0])
                 if self.points[place][0] >= LARGEST:
                     begun.append(1.0)
@@ -162,9 +172,9 @@ def study_points(
 ) -> tuple[Points, float]:
     """What a study measured, and its own seconds of a processor."""
     options, axis = STUDIES[kind]
-    problem = prepared(replace(SETTINGS[label], replicates=replicates), "DPareto")
+    problem = prepared(label, "DPareto", replicates)
     oracle: Any = problem.oracle
-    records = oracle.training.num_records
+    records = num_records(oracle.training)
     if axis == 1:
         problem = PrivacyUtilityProblem(
             problem.space,
@@ -303,94 +313,6 @@ def draw(pools: dict[str, Points], studies: dict[str, Points], trainings: int) -
     figure.savefig(results_folder() / f"{NAME}.png", dpi=150)
 
 
-def table_dpareto_table_2() -> str:
-    """Printed leads beside ours: the mean over the seeds of each kind of study."""
-    found = stored("dpareto_lead")
-    rows = []
-    for setting, printed in found["printed in table 2"].items():
-        label = f"{setting} (printed: {{}} [{{}}, {{}}])".format(*printed)
-        kinds: dict[str, list[dict[str, Any]]] = {}
-        for study, measures in _most_trained(found["leads"].get(setting, {})).items():
-            kind = study.partition(", seed")[0] if ", seed" in study else study.rpartition(", ")[0]
-            kinds.setdefault(kind, []).append(measures)
-        for kind, seeds in sorted(kinds.items(), key=lambda item: _ORDER.index(item[0])):
-            cells = []
-            for name in _LEADS.values():
-                entries = [measures[name] for measures in seeds if name in measures]
-                leads = ", ".join(f"{each['lead']['mean']:.4f}" for each in entries)
-                ahead = ", ".join(str(each["ahead of"]) for each in entries)
-                cells.append(f"{leads} ({ahead})" if entries else "")
-            rows.append([label, kind, *cells])
-            label = ""
-    head = ["setting", "study", *_LEADS]
-    return markdown(head, rows)
-
-
-_ORDER = [
-    "default settings, nothing tuned", "DPareto", "DPareto, linear epsilon",
-    "DPareto, the paper's way",
-]  # fmt: skip
-
-
-_LEADS = {
-    "in ε": "hypervolume to (10, 1); epsilon by dominating pairs",
-    "in ln ε": "hypervolume in ln(epsilon / .05); epsilon by dominating pairs",
-    "in ε, Rényi": "hypervolume to (10, 1); epsilon by Rényi divergences",
-    "in ln ε, Rényi": "hypervolume in ln(epsilon / .05); epsilon by Rényi divergences",
-}
-
-
-def _trainings(study: str) -> int:
-    return int(study.rpartition(", ")[2].split()[0])
-
-
-def _most_trained(studies: dict[str, Any]) -> dict[str, Any]:
-    """The studies whose points were trained most often."""
-    most = max(map(_trainings, studies), default=0)
-    return {name: study for name, study in studies.items() if _trainings(name) == most}
-
-
-def _ahead(entry: dict[str, Any]) -> str:
-    return f"ahead of {entry['ahead of']} of 19"
-
-
-def table_dpareto_lead() -> str:
-    """The leads of LogReg+SGD by all measures, and pools of random points."""
-    found = stored("dpareto_lead")
-    parts = []
-    leads = found["leads"]["LogReg+SGD"]
-    often = {_trainings(study) for study in leads}
-    for study, measures in leads.items():
-        if "DPareto, seed 0, " not in study or _trainings(study) not in (min(often), max(often)):
-            continue
-        rows = []
-        for name, entry in measures.items():
-            measure, axis = name.split("; epsilon by ")
-            deviation = f"{entry['standard deviation of a draw']:.2g}"
-            rows.append([measure, axis, short(entry["lead"]), _ahead(entry), deviation])
-        head = ["measure", "ε by", "mean lead over 19 draws", "", "deviation of a draw"]
-        parts.append(f"{study}, and as many of each random point:\n\n{markdown(head, rows)}")
-    for trainings, pools in found["pools compared"].items():
-        pools = dict(pools)
-        size = pools.pop("points of a draw")
-        compared = [[pool, bracketed(value)] for pool, value in pools.items()]
-        parts.append(
-            f"Random points alone, {trainings} each, hypervolume to (10, 1) of a draw of {size}:"
-            f"\n\n{markdown(['random points', 'a draw'], compared)}"
-        )
-    return "\n".join(parts)
-
-
-def table_dpareto_own_time() -> str:
-    found = stored("dpareto_lead")
-    rows = [["the paper's, on its machine (section 4)", "45"]]
-    for setting, studies in found["studies"].items():
-        for name, study in _most_trained(studies).items():
-            if (seconds := study.get("own seconds of a processor")) is not None:
-                rows.append([f"{setting}, {name}, here", f"{seconds:.0f}"])
-    return markdown(["16 + 256 trials without their trainings", "seconds"], rows)
-
-
 def main() -> None:
     parser = BenchmarkParser(NAME, __doc__, minutes=120)
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
@@ -433,6 +355,7 @@ def main() -> None:
         return pool.points
 
     for label in options.settings:
+        check_compiled_loop(label)
         pool, studies = filled(label, "as printed", options.points), part("studies", label)
         if (cheapest := f"{UNTUNED}, {trained}") not in studies:
             studies[cheapest] = {"points": untuned_points(label, options.replicates)}

@@ -1,4 +1,4 @@
-"""Outsourced optimization: tables 1 to 9 and figure 2 [Kharkovskii2020], and what privacy costs.
+"""Outsourced optimization: tables 1 to 9 and figure 2 of [Kharkovskii2020], and Gaussian noise.
 
     OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.outsourced [--runs 50]
 
@@ -19,13 +19,10 @@ transform, which has no guarantee, stands ``GaussianNoiseCurator`` at the same (
 - Variants of 4 to 9: the stand-in rows need no lifting at the printed epsilon for any printed r, so
   the jump of the printed tables cannot appear. Each of these tables is run once more at the epsilon
   at which our rows reach the threshold at r = 10, 15 and 20.
-
-``--batch 5`` asks for so many rows at once in a further comparison.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -46,15 +43,13 @@ from tqdm.auto import tqdm
 
 from benchmarks.common import (
     BenchmarkParser,
+    earlier,
     mean_interval,
     paired_interval,
     results_folder,
     save_results,
-    seconds,
 )
 from benchmarks.tables import markdown, short, stored
-from botorch_dp.acquisition import UCBSchedule
-from botorch_dp.models import FiniteSetGP
 from botorch_dp.outsourced import (
     Answer,
     GaussianNoiseCurator,
@@ -64,9 +59,6 @@ from botorch_dp.outsourced import (
     choose_projection_dim,
     singular_floor,
 )
-
-#: The lemma's and our distortion fail with this probability.
-DISTORTION_DELTA = 0.05
 
 
 @dataclass(frozen=True)
@@ -180,19 +172,6 @@ def gp_draws(lengthscale: float, side: int = 100) -> Problem:
     return Problem(f"GP draws, length-scale {lengthscale:g}", X, values, lengthscale)
 
 
-def branin() -> Problem:
-    u = torch.linspace(0, 1, 31, dtype=torch.double)
-    grid = torch.cartesian_prod(u, u)
-    a, b = 15 * grid[:, 0] - 5, 15 * grid[:, 1]
-    value = (
-        (b - 5.1 / (4 * math.pi**2) * a**2 + 5 / math.pi * a - 6) ** 2
-        + 10 * (1 - 1 / (8 * math.pi)) * a.cos()
-        + 10
-    )
-    value = -(value - value.mean()) / value.std()
-    return Problem("Branin-Hoo (appendix A)", scaled(grid), lambda seed: value, 6.0)
-
-
 def explained(name: str, X: np.ndarray, y: np.ndarray) -> Problem:
     """The part of real values that the rows explain: a GP's mean, fitted to 1,500 rows.
 
@@ -261,7 +240,7 @@ def noised(problem: Problem, seed: int, delta: float, *, epsilon: float) -> Sent
 
 
 def search(
-    problem: Problem, table: Table, send: Callable[..., Sent], seed: int, batch: int = 1
+    problem: Problem, table: Table, send: Callable[..., Sent], seed: int
 ) -> tuple[list[float], list[Answer]]:
     """Simple regret after each query, in standard deviations of the values; and the answers."""
     values = problem.values(seed)
@@ -273,15 +252,15 @@ def search(
         error = torch.randn((), generator=noise, dtype=torch.double) * table.noise_std
         return float(values[index] + error)
 
-    history = modeler.run(query, steps=table.steps, batch_size=batch)
+    history = modeler.run(query, steps=table.steps)
     best = torch.stack([values[a.index] for a in history]).cummax(0).values
     return (values.max() - best).tolist(), history
 
 
 def measured(
-    problem: Problem, table: Table, send: Callable[..., Sent], runs: int, batch: int = 1
+    problem: Problem, table: Table, send: Callable[..., Sent], runs: int
 ) -> dict[str, Any]:
-    curves = [search(problem, table, send, seed, batch)[0] for seed in range(runs)]
+    curves = [search(problem, table, send, seed)[0] for seed in range(runs)]
     return summary(curves)
 
 
@@ -324,9 +303,6 @@ def table_results(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
         entry["random projection"][str(r)] = {
             **cell,
             "printed": printed,
-            "squared distances, without lifting": list(
-                kept_distances(*problem.X.shape, r, DISTORTION_DELTA)
-            ),
             "C' of theorem 2": lifting_factor(problem.X, r=r, epsilon=epsilon, delta=table.delta),
         }
     return entry
@@ -398,18 +374,6 @@ def exact_columns(num_rows: int, dim: int, distortion: float, delta: float) -> i
     return enough[bisect_left(enough, True, key=holds)]
 
 
-def lemma(num_rows: int, dim: int) -> list[dict[str, Any]]:
-    """How many columns Lemma 1 asks for, as printed and exactly."""
-    return [
-        {
-            "distortion": v,
-            "printed": lemma_columns(num_rows, v, DISTORTION_DELTA),
-            "exact": exact_columns(num_rows, dim, v, DISTORTION_DELTA),
-        }
-        for v in (0.1, 0.2, 0.4)
-    ]
-
-
 def definition_3(X: Tensor, kernel: Kernel) -> float:
     """What Definition 3 asks the diagonal of a kernel matrix, which is 1 here, to be at least.
 
@@ -437,95 +401,6 @@ def dominance(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
             "different rows that a search asked for": mean_interval(visited),
         }
     return found
-
-
-def certified_regret(
-    X: Tensor, history: list[Answer], *, kernel: Kernel, noise_std: float, delta: float
-) -> float:
-    """How far the best row asked for may be from the best one; computed from the true rows.
-
-    At each step, the best row lies below the largest upper confidence bound on the true rows, and
-    the row asked for lies above its own lower one; all hold but for probability ``delta``. Where
-    the rows came from does not matter, so this holds for any transform and any modeler.
-    """
-    schedule = UCBSchedule(len(X), delta=delta, split=6)
-    gp = FiniteSetGP(X, kernel=kernel, noise_std=noise_std)
-    best = math.inf
-    with torch.no_grad():
-        for step, answer in enumerate(history, start=1):
-            beta = schedule(step)
-            upper = float(gp.upper_confidence_bound(beta).max())
-            below = float(gp.mean[answer.index] - (beta * gp.variance[answer.index]).sqrt())
-            best = min(best, upper - below)
-            gp.observe(answer.index, answer.y)
-    return best
-
-
-def certificates(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
-    """The regret that the curator can certify with the true rows, and the regret there was."""
-    found = {}
-    ways: dict[str, Callable[..., Sent]] = {"without privacy": as_they_are} | {
-        f"r = {r}": partial(projected, r=r, epsilon=math.exp(table.log_epsilon)) for r in (3, 10)
-    }
-    for name, send in ways.items():
-        pairs = []
-        for seed in range(runs):
-            curve, history = search(problem, table, send, seed)
-            certified = certified_regret(
-                problem.X,
-                history,
-                kernel=problem.kernel(),
-                noise_std=table.noise_std,
-                delta=table.confidence,
-            )
-            pairs.append((certified, curve[-1]))
-        found[name] = {
-            "certified": mean_interval([c for c, _ in pairs]),
-            "regret": mean_interval([r for _, r in pairs]),
-            "broken": sum(r > c for c, r in pairs),
-        }
-    return found
-
-
-def table_outsourced() -> str:
-    found = stored("outsourced")
-    parts = []
-    for number, entry in sorted(found["tables"].items(), key=lambda item: int(item[0])):
-        parts.append(_outsourced_table(number, entry, found.get("variants", {}).get(number)))
-    batches = [[size, short(value)] for size, value in found["batches"].items()]
-    certified = [
-        [name, short(value["certified"]), short(value["regret"])]
-        for name, value in found["certificates"].items()
-    ]
-    return (
-        "\n".join(parts)
-        + "\nWith the printed length-scale of 1.25 the search without privacy ends at "
-        f"{short(found['printed length-scale 1.25, without privacy']['final'])}.\n\n"
-        "Several rows may be asked for at once (table 1 without privacy):\n\n"
-        f"{markdown(['rows at once', 'regret'], batches)}\n"
-        "The curator can certify a regret (97.5%, the rows and ε of table 1):\n\n"
-        f"{markdown(['rows sent', 'certified', 'true'], certified)}\n"
-    )
-
-
-def _outsourced_table(number: str, entry: dict[str, Any], variant: dict[str, Any] | None) -> str:
-    record, cells = entry["record"], entry["random projection"]
-    stand_in = "" if record["data"] == "synthetic" else " (stand-in data)"
-    without, noise = entry["without privacy"]["final"], entry["Gaussian noise"]["final"]
-    text = (
-        f"**Table {number}**: {record['data']}{stand_in}, ln ε = {record['log_epsilon']}. Without "
-        f"privacy {short(without)}; Gaussian noise at the same (ε, δ) {short(noise)}.\n\n"
-    )
-    head = ["r", *cells]
-    rows = [
-        ["printed", *(f"{cell['printed']:.3f}" for cell in cells.values())],
-        ["ours", *(short(cell["final"]) for cell in cells.values())],
-    ]
-    if variant is not None:
-        ours, ln = variant["random projection"], variant["record"]["log_epsilon"]
-        label = f"ours at ln ε = {ln:.2f} (no lifting up to r = {variant['record']['threshold']})"
-        rows.append([label, *(short(cell["final"]) for cell in ours.values())])
-    return text + markdown(head, rows)
 
 
 def table_outsourced_figure_2() -> str:
@@ -557,14 +432,11 @@ def main() -> None:
     parser.add_argument("--tables", type=int, nargs="+", default=list(range(1, 10)))
     parser.add_argument("--steps", type=int, help="queries, in place of the table's")
     parser.add_argument("--rows", type=int, help="at most so many rows")
-    parser.add_argument("--batch", type=int, default=5, help="rows asked for at once")
     options = parser.parse_args()
-    path = results_folder() / "outsourced.json"
-    stored = json.loads(path.read_text()) if path.exists() else {}
+    before = earlier("outsourced")
     # Tables of an earlier call stay, if it made as many runs.
-    results: dict[str, Any] = stored if stored.get("runs") == options.runs else {}
+    results: dict[str, Any] = before if before.get("runs") == options.runs else {}
     results = {"runs": options.runs, "tables": {}, "variants": {}, "minutes": 0.0, **results}
-    results.pop("machine", None)
     for table in tqdm([t for t in TABLES if t.number in options.tables], desc="tables"):
         start = time.perf_counter()
         problem = problem_of(table.data, options.rows)
@@ -580,44 +452,20 @@ def main() -> None:
         if table.number in (1, 4, 7):
             results.setdefault("figure 2", {})[table.data] = figure_2(problem, table, options.runs)
         if table.number == 1:
-            results |= beside_table_1(problem, table, options.runs, options.batch)
-        tqdm.write(
-            f"\nTable {table.number}: {problem.name}, log eps = {table.log_epsilon}, simple regret "
-            f"after {table.steps} queries"
-        )
-        for name in ("without privacy", "random choice", "Gaussian noise"):
-            tqdm.write(f"  {name:20s} {entry[name]['final']}")
-        for r, cell in entry["random projection"].items():
-            tqdm.write(f"  r = {r:16s} {cell['final']}  printed: {cell['printed']}")
+            results |= beside_table_1(problem, table, options.runs)
+        tqdm.write(f"Table {table.number}: without privacy {entry['without privacy']['final']}")
         results["minutes"] += (time.perf_counter() - start) / 60
         save_results("outsourced", results)
-    draw(json.loads(path.read_text()))
+    draw(earlier("outsourced"))
 
 
-def beside_table_1(problem: Problem, table: Table, runs: int, batch: int) -> dict[str, Any]:
-    """The printed length-scale, Branin-Hoo, batches of questions, bounds, and the time it takes."""
-    noise = partial(noised, epsilon=math.exp(table.log_epsilon))
+def beside_table_1(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
+    """The printed length-scale, and what Theorem 3 assumes."""
     printed = gp_draws(1.25, math.isqrt(len(problem.X)))
-    Z = torch.rand(36_000, 3, dtype=torch.double)
-    timing = Modeler(Z, kernel=RBFKernel().double(), noise_std=0.1, delta=0.1)
-    found = {
+    return {
         "printed length-scale 1.25, without privacy": measured(printed, table, as_they_are, runs),
-        "Branin-Hoo": {
-            "without privacy": measured(branin(), table, as_they_are, runs),
-            "Gaussian noise": measured(branin(), table, noise, runs),
-        },
-        "batches": {
-            str(size): measured(problem, table, as_they_are, runs, size)["final"]
-            for size in (1, batch)
-        },
-        "lemma 1": lemma(len(problem.X), 2),
-        "certificates": certificates(problem, table, min(runs, 20)),
         "right side of definition 3": dominance(problem, table, min(runs, 20)),
-        "seconds, 36,000 rows x 50 steps": seconds(lambda: timing.run(lambda i: 0.0, 50)),
     }
-    for name in ("batches", "lemma 1", "certificates", "right side of definition 3"):
-        tqdm.write(f"{name}: {found[name]}")
-    return found
 
 
 def draw(results: dict[str, Any]) -> None:

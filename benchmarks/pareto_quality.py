@@ -10,11 +10,9 @@ nothing. All methods see the same seeds, and differences are paired over them. W
 ``BOTORCH_DP_DATA`` set, the logistic regression is on Adult, otherwise on the bundled data set.
 
 * ``methods``: DPareto against random and grid search.
-* ``seen``: studies of thousands of trials show their models 512 of them. What that loses,
-  measured by models of 1,500 random trials that see all of them, 512 chosen ones, or the first
-  512 (the root mean square of what is wrong with the expected errors of configs near the front),
-  and by studies of the sparse vector technique with 160 trials and models that see 64 of them or
-  all.
+* ``seen``: studies of thousands of trials show their models 512 of them. What that loses: the root
+  mean square of what is wrong with the expected errors of configs near the front, for models of
+  1,500 random trials that see all of them, 512 chosen ones, or the first 512.
 * ``maps``: the illustrations of DPareto, figures 1 to 4 of [Avent2020]: maps of both oracles, the
   front that is true, the models' means after some trials proposed by HVPoI with both objectives
   modelled (the paper's way), and the map of HVPoI that chooses the next one.
@@ -51,13 +49,13 @@ from tqdm import tqdm
 
 from benchmarks.common import (
     BenchmarkParser,
+    Finished,
     mean_interval,
     results_folder,
     save_results,
 )
 from benchmarks.tables import fixed, markdown, stored
 from botorch_dp import datasets
-from botorch_dp._files import atomic_write
 from botorch_dp.acquisition import HypervolumeProbabilityOfImprovement
 from botorch_dp.pareto import (
     Batched,
@@ -191,6 +189,8 @@ def laplace_quadrature(
 
 
 INITIAL, TRIALS = 16, 80
+#: Trials behind a model of ``seen``.
+HISTORY = 1500
 
 
 #: Label -> options of the study and how many times ``TRIALS`` it may train.
@@ -401,37 +401,6 @@ def draw_methods(stored: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-TRIALS, INITIAL, HISTORY = 160, 16, 1500
-
-
-SEEN_TRIALS, HISTORY = 160, 1500
-#: How many trials models see.
-LIMITS = {"all": SEEN_TRIALS, "some": 64}
-
-
-#: Shares of the largest epsilon at which configs are recommended.
-ASKED = (0.01, 0.1, 0.5)
-
-
-def limited(known: KnownProblem, limit: int, seed: int) -> dict[str, float]:
-    """Hypervolume of the front's expected_at errors, and expected_at errors of recommendations."""
-    problem, error = known.problem, known.expected_error
-    start = time.process_time()
-    with patch.object(surrogates, "_MOST_SEEN", limit):
-        study = DPareto(problem, seed=seed)
-        front = study.run(SEEN_TRIALS, initial=INITIAL)
-        recommended = [study.recommend(share * problem.ref_point[0]).config for share in ASKED]
-    again = torch.tensor(
-        [(t.epsilon, error(dict(t.config))) for t in front.front_trials], dtype=torch.double
-    )
-    errors = [error(config) for config in recommended]
-    return {
-        **{f"hypervolume, {scale}": v for scale, v in volumes(again, problem.ref_point).items()},
-        "error of the recommended": sum(errors) / len(errors),
-        "seconds": time.process_time() - start,
-    }
-
-
 def predictions(known: KnownProblem, seed: int) -> dict[str, float]:
     """How far models of 1,500 random trials are off near the front, and their seconds."""
     problem, error = known.problem, known.expected_error
@@ -596,26 +565,6 @@ def draw_maps(found: dict[str, Any], path: Any) -> None:
     figure.savefig(path, dpi=150)
 
 
-class Finished:
-    """What is done, on disk after each of it.
-
-    Args:
-        name: Of the file.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.path = results_folder() / f"{name}.partial.json"
-        self._done: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
-
-    def get(self, key: str, make: Callable[[], Any]) -> Any:
-        """What is stored, or what ``make`` computes now."""
-        if key not in self._done:
-            self._done[key] = make()
-            with atomic_write(self.path) as file:
-                json.dump(self._done, file)
-        return self._done[key]
-
-
 def methods(seeds: int) -> None:
     """Stored as ``pareto_quality.json`` and ``pareto_quality.png``."""
     finished, results = Finished("pareto_quality"), {}
@@ -633,17 +582,6 @@ def methods(seeds: int) -> None:
             "summary": summarize(runs),
             "runs": runs,
         }
-        print(name, results[name]["exact_volume"])
-        for method, values in results[name]["summary"].items():
-            print(f"  {method} ({values['trials']} trials, {values['seconds_per_study']} s)")
-            for scale in ("linear", "log"):
-                one = values[scale]
-                print(
-                    f"    {scale}: gap {one['gap_to_exact_front']}, "
-                    f"luck {one['luck_in_observed_front']}, "
-                    f"reference ahead by {one['reference_ahead_by']} "
-                    f"({one['reference_wins']} of {seeds})"
-                )
     path = save_results(
         "pareto_quality",
         {"seeds": seeds, "initial": INITIAL, "trials": TRIALS, "problems": results},
@@ -664,25 +602,8 @@ def seen(seeds: int) -> None:
         results[f"{name}, predictions"] = {
             what: mean_interval([one[what] for one in found]) for what in found[0]
         }
-    known = sparse_vector_problem()
-    runs = {
-        label: [
-            finished.get(f"{label}, {seed}", partial(limited, known, limit, seed))
-            for seed in range(seeds)
-        ]
-        for label, limit in LIMITS.items()
-    }
-    for what in runs["all"][0]:
-        pairs = [(a[what], b[what]) for a, b in zip(*runs.values(), strict=True)]
-        results[f"{known.problem.name}, {what}"] = {
-            "all": mean_interval([a for a, _ in pairs]),
-            "some": mean_interval([b for _, b in pairs]),
-            "some - all": mean_interval([b - a for a, b in pairs]),
-        }
-    for what, row in results.items():
-        print(what, {label: str(value) for label, value in row.items()})
-    sizes = {"trials": SEEN_TRIALS, "seen": LIMITS, "seeds": seeds, "history": HISTORY}
-    save_results("many_trials", {**sizes, "results": results})
+        print(name, {what: str(row) for what, row in results[f"{name}, predictions"].items()})
+    save_results("many_trials", {"seeds": seeds, "history": HISTORY, "results": results})
     finished.path.unlink()
 
 
@@ -701,17 +622,6 @@ def maps(side: int, trials: int) -> None:
         results[name] = {key: found[key] for key in (*kept, "minutes")} | {"trials": trials}
         print(results[name])
     save_results("dpareto_illustrations", results)
-
-
-def table_dpareto_illustrations() -> str:
-    found = stored("dpareto_illustrations")
-    rows = [
-        [entry["problem"], f"{entry['hypervolume found']:.4g}",
-         f"{entry['hypervolume of the true front']:.4g}", str(entry["trials"])]
-        for entry in (found["logistic"], found["sparse_vector"])
-    ]  # fmt: skip
-    head = ["problem", "hypervolume found", "of the true front", "trials"]
-    return markdown(head, rows)
 
 
 def table_proposals() -> str:
