@@ -57,8 +57,8 @@ class Disk:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_fork(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns or raises in a forked child; None if it was killed."""
+def forked(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Start ``work`` in a forked child; the answer waits for it, as that of :func:`in_fork`."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -75,10 +75,19 @@ def in_fork(work: Callable[[], Any]) -> Any:
         finally:
             os._exit(code)
     os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        content = pipe.read()
-    os.waitpid(child, 0)
-    return pickle.loads(content) if content else None
+
+    def wait() -> Any:
+        with os.fdopen(reading, "rb") as pipe:
+            content = pipe.read()
+        os.waitpid(child, 0)
+        return pickle.loads(content) if content else None
+
+    return wait
+
+
+def in_fork(work: Callable[[], Any]) -> Any:
+    """What ``work`` returns or raises in a forked child; None if it was killed."""
+    return forked(work)()
 
 
 class OneDraw(ABC):
@@ -151,34 +160,15 @@ class OneDraw(ABC):
         self._needs_checkpoint()
         path, checkpoint = tmp_path / "a.ledger", tmp_path / "run"
 
-        def work(_: int) -> Any:
+        def work() -> Any:
             with PrivacyLedger(path, PLENTY) as ledger:
                 return self.draw(self.make(ledger), checkpoint)
 
         PrivacyLedger(path, PLENTY).close()
-        children = []
-        for number in range(4):
-            reading, writing = os.pipe()
-            child = os.fork()
-            if child == 0:
-                try:
-                    try:
-                        answer: Any = work(number)
-                    except PrivacyError as error:
-                        answer = error
-                    with os.fdopen(writing, "wb") as pipe:
-                        pipe.write(pickle.dumps(answer))
-                finally:
-                    os._exit(0)
-            os.close(writing)
-            children.append((child, reading))
-        answers = []
-        for child, reading in children:
-            with os.fdopen(reading, "rb") as pipe:
-                answers.append(pickle.loads(pipe.read()))
-            os.waitpid(child, 0)
+        answers = [wait() for wait in [forked(work) for _ in range(4)]]
         values = [answer for answer in answers if not isinstance(answer, Exception)]
         refused = [answer for answer in answers if isinstance(answer, Exception)]
+        assert all(isinstance(error, PrivacyError) for error in refused), refused
         assert values and all("in use" in str(error) for error in refused), refused
         assert len({pickle.dumps(value) for value in values}) == 1
         assert self.charges(path) == self.draws

@@ -101,15 +101,6 @@ def test_every_subpackage_is_listed() -> None:
     assert subpackages <= set(SUBPACKAGES)
 
 
-def test_a_module_name_occurs_in_one_subpackage_only() -> None:
-    subpackages: dict[str, set[str]] = {}
-    for path in MODULES:
-        if not path.name.startswith("__"):
-            folders = "/".join(path.relative_to(PACKAGE).parts[1:-1])
-            subpackages.setdefault(f"{folders}/{path.stem}", set()).add(subpackage_of(path))
-    assert {name: where for name, where in subpackages.items() if len(where) > 1} == {}
-
-
 def test_prices_ledgers_and_the_command_line_need_no_torch() -> None:
     """They are there in a third of a second."""
     program = """

@@ -220,10 +220,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     **{
         f"{type(estimator).__name__}, an array": Subject(
-            SCORES,
-            scored(estimator, space, "zero_one", labels=np.array),
-            RECORDS,
-            ODD_FLOATS,
+            SCORES, scored(estimator, space, "zero_one", labels=np.array), RECORDS, ODD_FLOATS
         )
         for estimator, space in (
             (SVC(), COST),

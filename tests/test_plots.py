@@ -12,10 +12,7 @@ from matplotlib.figure import Figure
 from botorch_dp.pareto import DPareto, ParetoFront, Trial
 from botorch_dp.pareto.problem import Measurement
 from botorch_dp.plots import plot_front, plot_hypervolume
-from botorch_dp.privacy import (
-    Guarantee,
-    PrivacyUnit,
-)
+from botorch_dp.privacy import Guarantee, PrivacyUnit
 from botorch_dp.privacy.losses import PureLoss
 from tests.pareto import toy
 

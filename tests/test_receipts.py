@@ -296,17 +296,13 @@ def test_a_training_that_costs_more_than_the_selection_is_refused(name: str, val
     assert found == {"training"}
 
 
-@pytest.mark.parametrize("name", ["DPTrainer, Poisson", "PrivateSearch", "sparse_vector"])
+@pytest.mark.parametrize("name", ["DPTrainer, Poisson", "PrivateSearch"])
 def test_it_is_of_this_artifact_and_of_no_other(name: str, tmp_path: Path) -> None:
     released, receipt = made(name)
     if name == "PrivateSearch":
         artifact, other = released.config.value, {**released.config.value, "x": 2.0}
         file = tmp_path / "config.json"
         file.write_text(json.dumps(artifact, indent=2))
-    elif name == "sparse_vector":
-        artifact, other = released.value, [*released.value, True]
-        file = tmp_path / "value.json"
-        file.write_text(json.dumps(artifact))
     else:
         artifact = released.model.state_dict()
         other = {key: value + 1e-7 for key, value in artifact.items()}

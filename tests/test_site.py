@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.browser import chromium, opened, visited
+from tests.browser import chromium, visited
 from tests.conftest import ROOT
 from tools.names import PACKAGE, public_names, source_of
 
@@ -148,15 +148,3 @@ def test_in_the_browser(site: Path, browser: Any) -> None:
             assert not broken, f"{name}: {broken}"
             assert len(seen.inner_text("article h1")) > 1, name
     seen.close()
-
-
-def test_search_works_from_a_file(site: Path, browser: Any) -> None:
-    with opened(browser, f"file://{site}/guides/train.html") as page:
-        field = page.locator(".md-search__input")
-        while not field.evaluate("field => field === document.activeElement"):
-            page.keyboard.press("/")  # the page listens once its script has run
-            page.wait_for_timeout(50)
-        page.keyboard.type("permute_and_flip")
-        results = page.locator(".md-search-result__item")
-        results.first.wait_for()
-        assert "Publish one configuration" in "".join(results.all_inner_texts())

@@ -12,17 +12,9 @@ import pytest
 import torch
 
 from botorch_dp.errors import BudgetExhausted, PrivacyError
-from botorch_dp.outsourced import (
-    GaussianNoiseCurator,
-    QuestionRefused,
-    RandomProjectionCurator,
-)
+from botorch_dp.outsourced import GaussianNoiseCurator, QuestionRefused, RandomProjectionCurator
 from botorch_dp.outsourced import curator as curator_module
-from botorch_dp.outsourced.transforms import (
-    projected,
-    projected_sensitivity,
-    public_projection,
-)
+from botorch_dp.outsourced.transforms import projected, projected_sensitivity, public_projection
 from botorch_dp.privacy import (
     NeighboringRelation,
     PrivacyBudget,
@@ -83,11 +75,7 @@ class TestRandomProjection:
 
     @pytest.mark.parametrize(
         "rows",
-        [
-            torch.ones(6, 3, dtype=torch.double),
-            torch.randn(2, 5, dtype=torch.double),
-            X[:, :1],
-        ],
+        [torch.ones(6, 3, dtype=torch.double), torch.randn(2, 5, dtype=torch.double), X[:, :1]],
         ids=["constant", "n<d", "d=1"],
     )
     def test_unusual_rows_work(self, rows: torch.Tensor) -> None:

@@ -110,7 +110,6 @@ def began(log: Path) -> int:
 
 def mu_spent(ledger: PrivacyLedger) -> float:
     balance = balance_of(ledger)
-    assert balance is not None
     return balance.mu_spent
 
 

@@ -145,6 +145,7 @@ class TestStudy:
         assert table["width"] == [trial.config.get("width") for trial in front.trials]
         assert "None" in str(front) or all("width" in config for config in front.configs)
 
+    @pytest.mark.slow
     def test_finds_the_optimum_within_a_branch(self) -> None:
         within = SearchSpace(
             noise=Real(0.5, 2.0, log=True),

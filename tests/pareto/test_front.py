@@ -143,6 +143,7 @@ class TestReevaluate:
         again = observed.reevaluate(200)
         assert abs(again.points[0, 1] - 0.5) < 5 * 0.29 / 200**0.5
 
+    @pytest.mark.slow
     def test_what_models_expect_is_better_than_what_luck_chose(self) -> None:
         """Hypervolume of the true errors of the configs on either front."""
         gains = []

@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from botorch_dp.pareto import (
-    Batched,
-    DPareto,
-    Objective,
-    PrivacyUtilityProblem,
-    StudyError,
-    Trial,
-)
+from botorch_dp.pareto import Batched, DPareto, Objective, PrivacyUtilityProblem, StudyError, Trial
 from botorch_dp.pareto.problem import InvalidEpsilonError, InvalidUtilityError, Measurement
 from botorch_dp.privacy import Guarantee, NeighboringRelation, PrivacyBudget, PrivacyUnit
 from botorch_dp.privacy.losses import ApproximateLoss, GaussianLoss, PureLoss

@@ -223,12 +223,3 @@ class TestCaption:
         assert nothing < what_if
         simulated = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),)).simulated()
         assert "12" not in priced_caption(simulated)
-
-    def test_conditions_test_records_and_budgets_are_named(self) -> None:
-        plain = Guarantee("toy", PrivacyUnit(), (PureLoss(12.0),))
-        given = Guarantee("toy", PrivacyUnit(conditions=("it is so",)), (PureLoss(12.0),))
-        assert "conditions" not in priced_caption(plain)
-        assert "under the conditions of its guarantee" in priced_caption(given)
-        assert "stay unprotected" in priced_caption(plain)
-        said = "May be published if the test records are public: its cost, ε = 12 for "
-        assert priced_caption(plain, charged=True).startswith(said)

@@ -87,18 +87,6 @@ class TestChanges:
         assert study.trials == [TRIALS[0]]
         assert study.add(replace(TRIALS[0], number=1)).number == 1
 
-    def test_of_several_threads_take_turns(self, study: StudyFile) -> None:
-        study.add(TRIALS[0])
-
-        def once(_: int) -> None:
-            study.change(0, lambda trial: trial.failed(OSError(), trainings=1))
-
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(once, range(40)))
-        assert study[0].failed_trainings == 40
-
     def test_of_a_closed_study_are_refused_and_it_stays_readable(self, study: StudyFile) -> None:
         study.add(TRIALS[0])
         study.close()

@@ -127,12 +127,6 @@ class TestAskTell:
         assert told.state == "failed" and told.failure == "OSError: record 17"
         assert asked.ask()[0].number == 1
 
-    def test_measured_objectives(self) -> None:
-        asked = study(toy.problem(objectives=[Objective("time", 60.0)]))
-        (trial,) = asked.ask()
-        assert asked.tell(trial, (0.5, {"time": 3.0})).state == "complete"
-        assert asked.front().points.tolist() == [[trial.epsilon, 0.5, 3.0]]
-
     def test_a_hopeless_privacy_oracle_ends(self) -> None:
         asked = study(toy.problem(privacy=lambda config: -1.0))
         with pytest.raises(StudyError, match=r"failed with \['InvalidEpsilonError'\]"):

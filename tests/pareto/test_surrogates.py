@@ -318,20 +318,6 @@ class TestProducts:
         assert weights[3:].flatten().tolist() == pytest.approx([2 / 3, 4 / 5, 1 / 3, -1 / 5])
         assert product_weights(toy.SPACE) is None
 
-    def test_models_learn_sooner_what_depends_on_a_product(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        X, at = (torch.rand(n, 3, generator=generator, dtype=torch.double) for n in (16, 200))
-        weights = torch.tensor([[0.5], [-0.5], [0.0]], dtype=torch.double)
-
-        def value(X: Tensor) -> Tensor:
-            return (6 * X @ weights).sin()
-
-        off = []
-        for products in (weights, None):
-            gp = fitted_gp(X, value(X), seed=0, products=products)
-            off.append((predicted(gp, at)[0] - value(at).squeeze(-1)).square().mean())
-        assert off[0] < off[1] / 2
-
 
 def test_hyper_parameters_are_fitted_less_often_as_trials_grow(
     monkeypatch: pytest.MonkeyPatch,

@@ -8,10 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from botorch_dp.privacy import (
-    PrivacyBudget,
-    PrivacyLedger,
-)
+from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.privacy.pld.gaussian import gaussian_epsilon
 from botorch_dp.privacy.rounding import float_above, float_below, sqrt_above, sqrt_below
 from tests.privacy.charging import balance_of
@@ -45,7 +42,6 @@ def test_parts_never_exceed_the_whole() -> None:
         epsilon, share = rng.uniform(0.01, 10), rng.random()
         with PrivacyLedger(budget=PrivacyBudget(epsilon, 1e-5, summed=share)) as ledger:
             balance = balance_of(ledger)
-            assert balance is not None
             summed, rest = (
                 balance.summed_limit[0],
                 gaussian_epsilon(

@@ -111,9 +111,6 @@ def test_the_callers_part_is_printed() -> None:
     assert "It holds if:\n1. a patient has one record" in str(promise(PureLoss(1.0), unit=unit))
     both = str(promise(PureLoss(1.0), unit=unit, assumptions=("A",)))
     assert "1. a patient has one record\nAssumed, not proven:\n2. A" in both
-    in_plan = promise(PureLoss(1.0), unit=unit).in_plan
-    assert in_plan.endswith("other. It rests on 1 condition: print(plan.guarantee).")
-    assert "rests" not in promise(PureLoss(1.0), unit=unit).simulated().in_plan
     assert unit.given("a patient has one record", "B").conditions == (*unit.conditions, "B")
 
 

@@ -12,11 +12,7 @@ from pathlib import Path
 import pytest
 
 from botorch_dp import _files
-from botorch_dp.privacy import (
-    PrivacyBudget,
-    PrivacyError,
-    PrivacyLedger,
-)
+from botorch_dp.privacy import PrivacyBudget, PrivacyError, PrivacyLedger
 from tests.privacy.charging import accepts, in_child, pure, succeeded
 
 

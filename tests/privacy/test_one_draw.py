@@ -322,10 +322,7 @@ def test_an_altered_charge_is_refused(altered: str, tmp_path: Path) -> None:
     with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
         with pytest.raises(ZeroDivisionError):
             ledger.release(pure(0.5), lambda: 1 / 0, key="k")
-        for statement in (
-            "DROP TRIGGER paid_no_update",
-            f"UPDATE paid SET about = '{altered}'",
-        ):
+        for statement in ("DROP TRIGGER paid_no_update", f"UPDATE paid SET about = '{altered}'"):
             ledger._file.execute(statement)
         with pytest.raises(PrivacyError, match=r"`key` 'k' names|the charge for 'k' was altered"):
             ledger.release(pure(0.5), lambda: pytest.fail("drawn"), key="k")

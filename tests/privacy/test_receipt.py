@@ -36,9 +36,7 @@ from botorch_dp.privacy import (
     gaussian_mechanism,
     receipt_document,
 )
-from botorch_dp.privacy import (
-    receipt as module,
-)
+from botorch_dp.privacy import receipt as module
 from botorch_dp.privacy.digests import digest_of, digests_of
 from botorch_dp.privacy.events import event_of, recomputed
 from botorch_dp.privacy.losses import FixedBatchSGDLoss, PoissonSGDLoss, PrivacyLoss, SelectionLoss
@@ -144,33 +142,6 @@ def test_every_kind_of_loss_is_recomputed_within_1_percent(name: str, relation: 
     assert found[0] == "agrees", str(verification)
 
 
-@pytest.mark.slow
-def test_added_or_removed_records_on_poisson_batches() -> None:
-    loss = PoissonSGDLoss(1.5, 0.1, 20, ADDED)
-    assert Receipt.of(guarantee(loss, relation=ADDED, quoted_delta=1e-5)).verify().passes
-
-
-@pytest.mark.parametrize(("loss", "relation"), [(GaussianLoss(0.5), REPLACED), ("poisson", ADDED)])
-def test_distributions_are_those_of_the_accountant_of_dp_accounting(
-    loss: Any, relation: NeighboringRelation
-) -> None:
-    """The units of noise: the accountant is given the same event under the same relation."""
-    import dp_accounting
-
-    if loss == "poisson":
-        loss = PoissonSGDLoss(1.5, 0.02, 50, relation)
-    promise = guarantee(loss, relation=relation)
-    neighbours = dp_accounting.NeighboringRelation[
-        "REPLACE_ONE" if relation is REPLACED else "ADD_OR_REMOVE_ONE"
-    ]
-    accountant = dp_accounting.pld.PLDAccountant(neighbours)
-    accountant.compose(promise.to_event())
-    expected = accountant.get_epsilon(1e-6)
-    (found,) = recomputed(event_of(promise), relation, 1e-6, expected)
-    assert found.epsilon == pytest.approx(expected, rel=1e-3)
-    assert found.epsilon == pytest.approx(promise.epsilon(1e-6), rel=1e-3)
-
-
 def test_fixed_batches_have_an_upper_bound_in_other_units() -> None:
     loss = FixedBatchSGDLoss(2.0, 256, 32561, 1000)
     exact, upper = recomputed(event_of(guarantee(loss)), REPLACED, 1e-5, 1.7)
@@ -194,17 +165,6 @@ def test_what_is_said_of_an_intact_receipt(tmp_path: Path) -> None:
     believed = [f.text for f in verification.findings if f.outcome == "condition"]
     assert {"a patient has one record", "n is public", "a prior"} <= set(believed)
     assert RECEIPT.guarantee.losses == (PoissonSGDLoss(4.0, 0.1, 20, REPLACED),)
-
-
-def test_another_version_of_the_package_may_word_it_differently() -> None:
-    document = RECEIPT.document
-    document["software"]["botorch_dp"] = "9.9"
-    said = "In other words: " + document["promise"]["statement"]
-    document["promise"]["statement"] = said
-    verification = with_new_digest(document).verify()
-    (line,) = (f for f in verification.findings if f.subject == "statement")
-    assert verification.passes and line.outcome == "condition"
-    assert line.text == f"in the words of another version: {said}"
 
 
 # --- In sentences. ---
@@ -448,18 +408,6 @@ def test_no_receipt_stumbles() -> None:
     assert outcome(with_new_digest(document), "epsilon") == "contradicts"
 
 
-@pytest.mark.slow
-def test_of_very_many_unlike_steps_twenty_are_a_lower_bound() -> None:
-    step = PoissonSGDLoss(1.0, 0.01, 100, REPLACED)
-    many = guarantee(*(replace(step, noise_multiplier=1 + k * 1e-6) for k in range(300)))
-    assert recomputed(event_of(many), REPLACED, 1e-5, 1.0)[0].bound == "lower"
-    document = RECEIPT.document
-    document["mechanism"]["event"] = event_of(many)
-    document["mechanism"]["losses"] = [loss.to_dict() for loss in many.losses]
-    assert outcome(with_new_digest(document), "statement") == "not recomputed"
-    assert outcome(with_new_digest(document), "epsilon") == "contradicts"  # 20 of them cost more
-
-
 def outcome(receipt: Receipt, subject: str) -> str:
     return next(f.outcome for f in receipt.verify().findings if f.subject == subject)
 
@@ -536,8 +484,6 @@ def test_keys_that_cannot_be_used(tmp_path: Path) -> None:
         RECEIPT.signed(key)
     with pytest.raises(ValueError, match="Ed25519"):
         RECEIPT.verify(public_key=public)
-    with pytest.raises(ValueError, match="`key`"):
-        RECEIPT.signed(tmp_path / "none.pem")
     with pytest.raises(ValueError, match="`public_key`"):
         RECEIPT.verify(public_key=key)
     (tmp_path / "locked").mkdir()
@@ -588,10 +534,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 #: The same documents in each run, however slow the machine is.
 FUZZED = settings(
-    max_examples=100,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -61,15 +61,11 @@ def test_trainings_are_charged_as_what_they_are() -> None:
 def test_exactly_what_is_left_is_granted(half: bool) -> None:
     with PrivacyLedger(budget=BUDGET) as probe:
         probe.charge(gaussian(1e-6))
-        limit = order_of(probe)
-        compartments = probe.compartments()
-        assert compartments is not None
-        whole = compartments.mu
+        order, whole = order_of(probe), balance_of(probe).mu_limit
     # The divergence of a Gaussian is order mu^2 / 2.
-    assert renyi_epsilon(limit * whole**2 / 2, limit, 1e-5) == pytest.approx(1.0)
-    largest = whole
-    spent = largest / 2 if half else 0.0
-    rest = math.sqrt(largest**2 - spent**2)
+    assert renyi_epsilon(order * whole**2 / 2, order, 1e-5) == pytest.approx(1.0)
+    spent = whole / 2 if half else 0.0
+    rest = math.sqrt(whole**2 - spent**2)
     for factor, granted in ((1 - 1e-12, True), (1 + 1e-9, False)):
         with PrivacyLedger(budget=BUDGET) as ledger:
             if half:
@@ -80,9 +76,7 @@ def test_exactly_what_is_left_is_granted(half: bool) -> None:
 def test_gaussian_noise_costs_a_little_more_than_its_mu() -> None:
     with PrivacyLedger(budget=PrivacyBudget(1.0, 1e-5)) as ledger:
         ledger.charge(gaussian(1e-6))
-        balance = balance_of(ledger)
-        assert balance is not None
-        exact = balance.mu_limit
+        exact = balance_of(ledger).mu_limit
     with PrivacyLedger(budget=BUDGET) as ledger:
         assert not accepts(ledger, gaussian(exact))
         entry = ledger.charge(gaussian(0.8 * exact))

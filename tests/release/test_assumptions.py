@@ -6,11 +6,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from botorch_dp.release.assumptions import (
-    clamp_to_prior,
-    neighbor_gap,
-    prior_conditions,
-)
+from botorch_dp.release.assumptions import clamp_to_prior, neighbor_gap, prior_conditions
 
 
 def test_gap_by_hand() -> None:

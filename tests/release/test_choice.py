@@ -12,14 +12,9 @@ from scipy.stats import chisquare
 
 from botorch_dp.acquisition import UCBSchedule
 from botorch_dp.models import FiniteSetGP, public_gp
-from botorch_dp.privacy import (
-    BudgetExhausted,
-    NeighboringRelation,
-    PrivacyBudget,
-    PrivacyLedger,
-)
+from botorch_dp.privacy import BudgetExhausted, NeighboringRelation, PrivacyBudget, PrivacyLedger
 from botorch_dp.release import PrivateChoice, UtilityWarning
-from tests.release.maxima import ReadLog, release_choice
+from tests.release.maxima import ReadLog
 
 FALSE_ALARM = 1e-6
 OPTIONS = {"epsilon": 1.0, "delta": 1e-3, "steps": 20, "dataset_correlation": 0.99}
@@ -40,17 +35,10 @@ def mechanism(**overrides) -> PrivateChoice:
         (1, 3.0, 0.01, 7, 1.0, 5.94938674781892),
     ],
 )
-@quiet
 def test_noise_scale_is_the_papers(num_choices, epsilon, delta, steps, correlation, scale):
-    release = release_choice(
-        torch.zeros(num_choices, dtype=torch.double),
-        torch.rand(num_choices, 2, dtype=torch.double),
-        epsilon=epsilon,
-        delta=delta,
-        steps=steps,
-        dataset_correlation=correlation,
-    )
-    assert release.scale == pytest.approx(scale, rel=1e-12)
+    given = {"num_choices": num_choices, "epsilon": epsilon, "delta": delta, "steps": steps}
+    found = mechanism(**given, dataset_correlation=correlation).scale
+    assert found == pytest.approx(scale, rel=1e-12)
 
 
 MEAN = torch.tensor([0.0, 1.0, -2.0, 0.5, 1.5], dtype=torch.double)
@@ -96,12 +84,12 @@ def test_ledger_is_charged_before_the_mean_is_looked_at():
     ledger = PrivacyLedger(budget=PrivacyBudget(1.5, 0.1))
     choices = torch.rand(5, 2)
     with ReadLog(MEAN, ledger) as log:
-        release_choice(MEAN, choices, ledger=ledger, **OPTIONS)
+        mechanism().release(MEAN, choices, ledger=ledger)
     assert set(log.charges) == {1}
     (entry,) = ledger.entries()
     assert (entry.epsilon, entry.delta) == (1.0, 1e-3)
     with ReadLog(MEAN, ledger) as log, pytest.raises(BudgetExhausted):
-        release_choice(MEAN, choices, ledger=ledger, **OPTIONS)
+        mechanism().release(MEAN, choices, ledger=ledger)
     assert len(ledger.entries()) == 1 and not log.charges
 
 
@@ -110,7 +98,7 @@ def test_ledger_is_charged_before_the_mean_is_looked_at():
 def test_a_poisoned_mean_raises_nothing(poison):
     mean = MEAN.clone()
     mean[2] = poison
-    release_choice(mean, torch.rand(5, 2), **OPTIONS)
+    mechanism().release(mean, torch.rand(5, 2))
     sharp = mechanism(epsilon=1e4)
     drawn = sharp.release(mean, torch.arange(5.0).unsqueeze(-1)).value.item()
     assert (drawn == 2.0) == (poison > 0)
@@ -212,17 +200,17 @@ def test_warns_in_numbers_when_the_noise_drowns_the_answer():
 @quiet
 def test_a_model_is_checked_and_its_mean_is_taken():
     choices, X = torch.rand(5, 1, dtype=torch.double), torch.rand(4, 1, dtype=torch.double)
-    settings = {**OPTIONS, "epsilon": 1e5, "steps": 4}
+    sharp = mechanism(epsilon=1e5, steps=4)
     with PrivacyLedger(budget=PrivacyBudget(1e6, 0.1)) as ledger:
         given = {"kernel": RBFKernel(), "noise_std": 0.3}
         model = public_gp(X, X, **given)
         best = choices[model.posterior(choices).mean.argmax()]
-        assert torch.equal(release_choice(model, choices, ledger=ledger, **settings).value, best)
+        assert torch.equal(sharp.release(model, choices, ledger=ledger).value, best)
         for other, match in (
             (SingleTaskGP(X, X), "sensitive values"),
             (public_gp(X[:3], X[:3], **given), "has 3 observations, but `steps` = 4"),
             (public_gp(X, X, kernel=ScaleKernel(RBFKernel()), noise_std=0.3), "must be 1"),
         ):
             with pytest.raises(ValueError, match=match):
-                release_choice(other, choices, ledger=ledger, **settings)
+                sharp.release(other, choices, ledger=ledger)
         assert len(ledger.entries()) == 1

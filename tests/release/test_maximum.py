@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -19,78 +18,48 @@ from botorch_dp.privacy import (
     PrivacyLedger,
     PrivacyUnit,
 )
-from botorch_dp.release import (
-    LipschitzMaximum,
-    NoiseFreeMaximum,
-    PrivateMaximum,
-    UtilityWarning,
-)
+from botorch_dp.release import LipschitzMaximum, NoiseFreeMaximum, PrivateMaximum, UtilityWarning
 from tests.release.maxima import (
     EXACT,
     FALSE_ALARM,
-    LIPSCHITZ,
     MECHANISMS,
     NOISY,
     VALUES,
     ReadLog,
     noisy,
-    release_maximum,
 )
 
 quiet = pytest.mark.filterwarnings("ignore::botorch_dp.release.UtilityWarning")
 
-RELEASES = {
-    "noisy": (partial(release_maximum, PrivateMaximum), NOISY),
-    "noise-free": (partial(release_maximum, NoiseFreeMaximum), EXACT),
-    "Lipschitz": (partial(release_maximum, LipschitzMaximum), LIPSCHITZ),
-}
 
 # (sqrt(C1 beta_T gamma_T / T) + c + q) / epsilon
-NOISY_SCALES = [
-    {
-        "setting": (1000, 1.0, 1e-4, 50, 0.99, 0.1, 30.0),
-        "icml2015": 8.968463243575544,
-        "union_bound": 9.218807493222926,
-    },
-    {
-        "setting": (36000, 0.1, 1e-6, 20, 0.9, 0.5, 8.0),
-        "icml2015": 198.3941266355059,
-        "union_bound": 207.43945952885292,
-    },
-    {
-        "setting": (2, 10.0, 0.5, 1, 0.0, 2.0, 0.2),
-        "icml2015": 1.6804068896408269,
-        "union_bound": 2.077476588307319,
-    },
-]
+@pytest.mark.parametrize(
+    ("setting", "printed", "corrected"),
+    [
+        ((1000, 1.0, 1e-4, 50, 0.99, 0.1, 30.0), 8.968463243575544, 9.218807493222926),
+        ((36000, 0.1, 1e-6, 20, 0.9, 0.5, 8.0), 198.3941266355059, 207.43945952885292),
+        ((2, 10.0, 0.5, 1, 0.0, 2.0, 0.2), 1.6804068896408269, 2.077476588307319),
+    ],
+)
+def test_scale_of_the_noisy_maximum_is_the_papers(setting, printed, corrected):
+    for edition, scale in {"icml2015": printed, "union_bound": corrected}.items():
+        found = PrivateMaximum(edition=edition, **noisy(*setting)).scale
+        assert found == pytest.approx(scale, rel=1e-12)
 
 
-@pytest.mark.parametrize("edition", ["icml2015", "union_bound"])
-@pytest.mark.parametrize("case", NOISY_SCALES)
-@quiet
-def test_scale_of_the_noisy_maximum_is_the_papers(case, edition):
-    arguments = noisy(*case["setting"])
-    values = torch.zeros(arguments["steps"], dtype=torch.double)
-    release = release_maximum(PrivateMaximum, values, edition=edition, **arguments)
-    assert release.scale == pytest.approx(case[edition], rel=1e-12)
-
-
+# (A exp(-tau T / (log T)^(d/4)) + c) / epsilon
 @pytest.mark.parametrize(
     ("setting", "scale"),
     [
-        # (A exp(-tau T / (log T)^(d/4)) + c) / epsilon
         ((1000, 1.0, 1e-4, 50, 2, 0.99, 1.0, 0.1), 0.8998524181103064),
         ((36000, 0.1, 1e-6, 20, 5, 0.9, 3.0, 0.01), 60.138337615804275),
         ((2, 10.0, 0.5, 2, 1, 0.0, 2.0, 2.0), 0.29090087494155037),
     ],
 )
-@quiet
 def test_scale_of_the_noise_free_maximum_is_the_papers(setting, scale):
     names = ("num_choices", "epsilon", "delta", "steps", "dim", "dataset_correlation")
     arguments = dict(zip((*names, "amplitude", "rate"), setting, strict=True))
-    values = torch.zeros(arguments.pop("steps"), dtype=torch.double)
-    release = release_maximum(NoiseFreeMaximum, values, **arguments)
-    assert release.scale == pytest.approx(scale, rel=1e-12)
+    assert NoiseFreeMaximum(**arguments).scale == pytest.approx(scale, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -101,49 +70,34 @@ def test_scale_of_the_noise_free_maximum_is_the_papers(setting, scale):
         (3.0, 1, 0.5, 1.0, 1.0, 10.0, 0.5 / 3, 1 / 3),
     ],
 )
-@quiet
 def test_scale_of_the_lipschitz_maximum_is_the_papers_and_the_corrected_one(
     epsilon, m, lipschitz, low, high, max_loss, printed, corrected
 ):
+    given = {"epsilon": epsilon, "num_records": m, "lipschitz": lipschitz, "max_loss": max_loss}
+    given |= {"lambda_min": low, "lambda_max": high, "equal_at_zero": True}
     for edition, scale in {"icml2015": printed, "corrected": corrected}.items():
-        release = release_maximum(
-            LipschitzMaximum,
-            VALUES,
-            epsilon=epsilon,
-            num_records=m,
-            lipschitz=lipschitz,
-            lambda_min=low,
-            lambda_max=high,
-            max_loss=max_loss,
-            equal_at_zero=True,
-            edition=edition,
-        )
-        assert release.scale == pytest.approx(scale, rel=1e-12)
-    assert release.guarantee.epsilon() == epsilon
+        assert LipschitzMaximum(**given, edition=edition).scale == pytest.approx(scale, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e300])
 @quiet
 def test_a_poisoned_value_raises_nothing(name, poison):
-    release, arguments = RELEASES[name]
     values = VALUES.clone()
     values[3] = poison
-    assert math.isfinite(release(values, **arguments).value)
+    assert math.isfinite(MECHANISMS[name].release(values).value)
     plain = MECHANISMS[name].statistic(values)
     if not poison > 0:
         assert plain == 1.0
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", MECHANISMS)
 @quiet
 def test_guarantees_name_their_conditions(name):
-    release, arguments = RELEASES[name]
-    guarantee = release(VALUES, **arguments).guarantee
+    guarantee = MECHANISMS[name].release(VALUES).guarantee
     assert guarantee == MECHANISMS[name].guarantee
     assert guarantee.status == "conditional"
-    simulated = release(VALUES, unsafe_seed=1, **arguments).guarantee
-    assert simulated.status == "none"
+    assert MECHANISMS[name].release(VALUES, unsafe_seed=1).guarantee.status == "none"
     said = {"noisy": "one step", "noise-free": "A = 1", "Lipschitz": "2 L / lambda_min = 4"}[name]
     assert said in str(guarantee)
     if name == "Lipschitz":
@@ -153,21 +107,20 @@ def test_guarantees_name_their_conditions(name):
         assert guarantee.epsilon(1e-5) == math.inf
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", MECHANISMS)
 @quiet
 def test_ledger_is_charged_before_the_values_are_looked_at(name):
-    release, arguments = RELEASES[name]
     ledger = PrivacyLedger(budget=PrivacyBudget(1.5, 0.1))
     with ReadLog(VALUES, ledger) as log:
-        release(VALUES, ledger=ledger, **arguments)
+        MECHANISMS[name].release(VALUES, ledger=ledger)
         assert set(log.charges) == {1}
         log.charges.clear()
         with pytest.raises(BudgetExhausted):
-            release(VALUES, ledger=ledger, **arguments)
+            MECHANISMS[name].release(VALUES, ledger=ledger)
     assert not log.charges
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_warns_when_the_noise_drowns_the_answer(name):
     with pytest.warns(UtilityWarning, match="noise may hide") as caught:
         replace(MECHANISMS[name], epsilon=0.01).release(VALUES)

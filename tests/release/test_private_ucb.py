@@ -8,11 +8,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 from botorch_dp.errors import NotPublicError, PrivacyError
 from botorch_dp.models import max_information_gain
-from botorch_dp.privacy import (
-    BudgetExhausted,
-    PrivacyBudget,
-    PrivacyLedger,
-)
+from botorch_dp.privacy import BudgetExhausted, PrivacyBudget, PrivacyLedger
 from botorch_dp.release import (
     BranchAndBoundUCB,
     NoiseFreeMaximum,

@@ -119,12 +119,6 @@ class TestExactCurves:
         exact = 0.01 + 0.99 * (truth - math.exp(0.2) * (1 - truth))
         assert composed_delta([ApproximateLoss(epsilon, delta)], 0.2) == pytest.approx(exact)
 
-    def test_full_batches_are_gaussian(self) -> None:
-        full = [PoissonSGDLoss(2.0, 1.0, 16), GaussianLoss(1.5)]
-        assert composed_epsilon(full, 1e-6) == gaussian_epsilon(2.5, 1e-6)
-        full = [FixedBatchSGDLoss(4.0, 50, 50, 16), GaussianLoss(1.5)]
-        assert composed_epsilon(full, 1e-6) == gaussian_epsilon(2.5, 1e-6)
-
 
 class TestMixtures:
     """Two-part mixtures have curves that can be computed in another way."""

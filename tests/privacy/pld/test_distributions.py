@@ -289,20 +289,6 @@ class TestExactCurves:
                 assert curve.delta_at(0.999 * epsilon) > delta
             assert curve.epsilon_at(0.9999) == 0.0
 
-    def test_two_randomized_responses_by_hand(self) -> None:
-        # Each lies with probability 1/4.
-        step = math.log(3)
-        responses = RandomizedResponses(((step, 2),))
-        losses, probability, omitted = responses.atoms()
-        np.testing.assert_allclose(losses, [2 * step, 0.0, -2 * step], atol=1e-15)
-        np.testing.assert_allclose(probability, [9 / 16, 6 / 16, 1 / 16], rtol=1e-14)
-        assert omitted == 0.0
-        # 9/16 (1 - 1/9) where the loss 0 does not count, and 9/16 (1 - 3/9) half way up.
-        assert responses.delta_at(0.0) == pytest.approx(1 / 2, rel=1e-9)
-        assert responses.delta_at(step) == pytest.approx(3 / 8, rel=1e-9)
-        assert responses.epsilon_at(3 / 8) == pytest.approx(step, rel=1e-9)
-        assert responses.delta_at(2 * step) == 0.0
-
     def test_different_randomized_responses_by_hand(self) -> None:
         # They lie with probabilities 1/4 and 1/3, and the losses are +-log 3 +- log 2.
         responses = RandomizedResponses(((math.log(3), 1), (math.log(2), 1)))
