@@ -122,21 +122,6 @@ def test_drawing_changes_no_global_state() -> None:
     assert not _pylab_helpers.Gcf.figs
 
 
-@pytest.mark.parametrize(
-    ("epsilons", "labels"),
-    [((0.3, 10.0), ["0.3", "1", "3", "10"]), ((0.02, 9.0), ["0.03", "0.1", "0.3", "1", "3", "10"]),
-     ((4.0, 8.0), ["4", "5", "7"])],
-)  # fmt: skip
-def test_the_axis_of_epsilon_has_plain_numbers(
-    epsilons: tuple[float, float], labels: list[str]
-) -> None:
-    points = [(epsilon, [0.5 / epsilon]) for epsilon in epsilons]
-    ax = axes(plot_front(front(points), ref_point=(epsilons[1], 1.0)))
-    low, high = ax.get_xlim()
-    ticks = zip(ax.get_xticks(), ax.get_xticklabels(), strict=True)
-    assert [text.get_text() for tick, text in ticks if low <= tick <= high] == labels
-
-
 def test_a_recommendation_is_a_star_beside_the_front_as_expected() -> None:
     study = DPareto(toy.problem(), seed=0, acquisition="random")
     front, point = study.run(5), study.recommend(2.0)

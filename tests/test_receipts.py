@@ -361,10 +361,3 @@ def test_no_score_is_in_it_that_was_not_released() -> None:
     assert "0.123456789" not in text
     assert "accuracy" not in text and "unusable" not in text
     assert "accuracy" not in receipt.text
-
-
-def test_the_facts_of_a_release_are_in_its_receipt_and_arguments_replace_them() -> None:
-    made = laplace_mechanism(0.5, sensitivity=1.0, epsilon=1.0)
-    release = replace(made, facts={"settings": "default rule", "note": "a rule"})
-    settings = release.receipt(note="ours").document["settings"]
-    assert settings == {"origin": "default rule", "note": "ours"}

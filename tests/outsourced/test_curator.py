@@ -13,7 +13,6 @@ import torch
 
 from botorch_dp.errors import BudgetExhausted, PrivacyError
 from botorch_dp.outsourced import GaussianNoiseCurator, QuestionRefused, RandomProjectionCurator
-from botorch_dp.outsourced import curator as curator_module
 from botorch_dp.outsourced.transforms import projected, projected_sensitivity, public_projection
 from botorch_dp.privacy import (
     NeighboringRelation,
@@ -182,15 +181,6 @@ class TestGaussianNoise:
         assert again.dataset.value.dtype == torch.bfloat16
         assert again.dataset.guarantee == first.dataset.guarantee
         assert again.dataset.scale == first.dataset.scale
-
-    def test_rows_that_no_file_can_keep_are_refused_first(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(curator_module, "_LARGEST_KEPT", 8 * 40 * 5 - 1)
-        with pytest.raises(ValueError, match="`log`"):
-            noisy(log=tmp_path / "log")
-        assert not (tmp_path / "log").exists()
-        noisy(log=tmp_path / "log", projection_dim=4).close()
 
 
 def exact_difference(one: torch.Tensor, other: torch.Tensor) -> list[Fraction]:

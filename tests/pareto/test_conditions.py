@@ -117,10 +117,6 @@ def utility(config: Config, seed: int) -> float:
     return 0.4 + best.get(config.get("optimizer", ""), 0.0) - 0.02 * config["noise"]
 
 
-def problem(within: SearchSpace) -> PrivacyUtilityProblem:
-    return PrivacyUtilityProblem(within, privacy=privacy, utility=utility, name="conditions")
-
-
 def best_momentum(config: Config, seed: int) -> float:
     """Best with momentum .8, which only sgd has; adam is better than sgd without it."""
     if config["optimizer"] == "adam":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import sqlite3
-import stat
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -179,14 +178,3 @@ class TestDamaged:
             except StudyError:
                 refused += 1
         assert refused > 10
-
-
-class TestFile:
-    def test_private_and_says_so(self, path: Path) -> None:
-        for mode in (0o600, 0o644):
-            opened(path).close()
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            path.chmod(mode)
-        with sqlite3.connect(path) as connection:
-            (notice,) = connection.execute("SELECT notice FROM study").fetchone()
-        assert "sensitive records, without noise" in notice

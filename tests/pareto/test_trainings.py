@@ -74,27 +74,6 @@ class TestBatches:
             study(counted).run(12, batch_size=3, executor=pool)
         assert most[0] == 3
 
-    def test_nobody_waits_for_the_slowest(self) -> None:
-        free = threading.Event()
-
-        def slow_first(config: Config, seed: int) -> float:
-            if seed == first:
-                assert free.wait(60)
-            return toy.utility(config, seed)
-
-        tried = study(slow_first)
-        first = training_seeds(0, 0, [0])[0]
-        others = training_seeds(0, 7, [0])[0]
-
-        def release_late(config: Config, seed: int) -> float:
-            if seed == others:
-                free.set()
-            return slow_first(config, seed)
-
-        tried.problem.oracle = release_late
-        with ThreadPoolExecutor(2) as pool:
-            assert len(tried.run(8, batch_size=2, executor=pool).trials) == 8
-
 
 class TestFailures:
     def test_are_recorded_and_the_others_go_on(self) -> None:

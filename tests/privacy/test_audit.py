@@ -196,9 +196,7 @@ def test_labels_lists_and_releases_can_be_audited_one_by_one():
         lambda bias: [True] if flip(bias) else [True, False],
         lambda bias: torch.tensor([1, int(flip(bias))]),
         lambda bias: (flip(bias), None),
-        lambda bias: 1.0 if flip(bias) else None,
         lambda bias: torch.tensor(float(flip(bias))),
-        lambda bias: torch.tensor([float(flip(bias))]),
     ):
         report = audit_epsilon(make, 0.9, 0.1, samples=1000, claim=guarantee)
         assert 1.5 < report.lower_bound < math.log(9) and not report.passes

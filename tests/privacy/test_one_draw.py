@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import re
 import threading
 import time
@@ -406,15 +405,6 @@ def test_damage_is_one_error(tmp_path: Path) -> None:
     path.write_bytes(b"junk" * 1000)
     with pytest.raises(PrivacyError, match="damaged"):
         Run(path, what="a test", settings={})
-
-
-def test_copies_of_a_run_in_memory_have_their_own_identity() -> None:
-    run = Run(None, what="a test", settings={})
-    names = {run.identity, in_fork(lambda: run.identity), pickle.loads(pickle.dumps(run)).identity}
-    assert len(names) == 3
-    first = run.release(pure(0.5), noise, key="k")
-    assert run.release(pure(0.5), noise, key="k") == first
-    assert in_fork(lambda: run.release(pure(0.5), noise, key="k")) != first
 
 
 def test_fingerprint() -> None:

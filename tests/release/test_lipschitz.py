@@ -116,13 +116,6 @@ def test_the_printed_edition_promises_nothing_and_cannot_be_charged() -> None:
         assert not ledger.entries()
 
 
-def test_the_smaller_bound_needs_equal_scores_at_zero() -> None:
-    """Broken on purpose: scores that differ by ``g* = 1`` already at ``w = 0``."""
-    moved = 1.0  # g(w, z) = z in {0, 1}, whatever w is: 0-Lipschitz
-    assert moved > LipschitzMaximum(epsilon=1.0, equal_at_zero=True, **FLIP).sensitivity
-    assert moved <= LipschitzMaximum(epsilon=1.0, **FLIP).sensitivity
-
-
 @pytest.mark.parametrize(
     "relation", [NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.BOUNDED_ROW]
 )

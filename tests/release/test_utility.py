@@ -28,10 +28,6 @@ BOUND = UtilityBound(
 )
 
 
-def test_loss_is_noise_and_model() -> None:
-    assert BOUND.loss == 1.75
-
-
 def test_an_answer_is_drowned_from_its_spread_on() -> None:
     """By the noise alone, whatever the model adds."""
     assert not replace(BOUND, model=100.0).drowned
