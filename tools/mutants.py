@@ -380,7 +380,7 @@ MUTANTS = [
         "training/engines/fused.py",
         "training/test_fused.py",
         ("beta=0 if begin else 1", "beta=1"),
-        ("torch.add(0 if begin else layer.bias_sum, clipped", "torch.add(0, clipped"),
+        ("if layer.bias_sum is not None and begin:", "if layer.bias_sum is not None:"),
     ),
     *_mutants(
         "training/output_gradients.py",

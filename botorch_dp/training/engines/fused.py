@@ -186,8 +186,10 @@ class FusedEngine(Engine):
             clipped = g.mul_(factors).nan_to_num_(0.0, 0.0, 0.0)
             if layer.weight_sum is not None:  # with beta = 0, what stands there does not count
                 layer.weight_sum.baddbmm_(clipped.mT, a, beta=0 if begin else 1)
-            if layer.bias_sum is not None:
-                torch.add(0 if begin else layer.bias_sum, clipped.sum(1), out=layer.bias_sum)
+            if layer.bias_sum is not None and begin:
+                torch.sum(clipped, dim=1, out=layer.bias_sum)
+            elif layer.bias_sum is not None:
+                layer.bias_sum.add_(clipped.sum(1))
         return kept
 
     def _backward(
