@@ -1,14 +1,11 @@
 """Are epsilons tight? Ours against those of dp-accounting and of the papers' accountant.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.accounting [--part epsilons fronts records]
+    OMP_NUM_THREADS=1 python -m benchmarks.accounting [--part epsilons records]
 
 * ``epsilons``: reference values by privacy-loss distributions and by Rényi divergences, with the
   lower bound that an explicit data set gives; both over the ranges of DPareto's experiments; random
   settings against dp-accounting, from above and from below; and the time of one epsilon, of one
   calibration, and of 2,048 candidates at once (processor time, nothing cached).
-* ``fronts``: random trials of two problems of the DPareto paper, trained once at reduced sizes and
-  priced twice, by the Rényi bound of the papers and by privacy-loss distributions (batches of a
-  fixed size, a record replaced). Hypervolumes to (10, 1) in epsilon, and in ln(epsilon / 0.05).
 * ``records``: the 32 epsilons that the authors of DPareto [Avent2020] recorded (Adult, logistic
   regression with DP-Adam), computed again: ``classical`` with their number of steps and their
   conversion, ``min over orders a of RDP(a) + log(1/delta) / (a - 1)``; ``same_steps`` with today's
@@ -34,22 +31,16 @@ from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
-import torch
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
-from tqdm import trange
 
 from benchmarks.common import (
     BenchmarkParser,
     Ratio,
     interleaved_ratio,
-    mean_interval,
     save_results,
 )
-from benchmarks.tables import bracketed, markdown, stored
-from botorch_dp import tasks
-from botorch_dp.pareto import PrivacyUtilityProblem
-from botorch_dp.pareto.front import dominated_volume
+from benchmarks.tables import markdown, stored
 from botorch_dp.privacy import (
     NeighboringRelation,
     dp_sgd_epsilon,
@@ -57,7 +48,6 @@ from botorch_dp.privacy import (
     dp_sgd_noise_multiplier,
     gaussian_epsilon,
 )
-from botorch_dp.space import Config
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -280,73 +270,6 @@ def speed() -> dict[str, Any]:
     return {"ratios": ratios, f"{CANDIDATES} candidates": bulk}
 
 
-#: Problem, trials, replicates, seeds, the longest training in epochs.
-PROBLEMS = {
-    "Adult, logistic regression": ("adult_logistic_sgd", 24, 2, 4, 6),
-    "MNIST, 784-1000-10": ("mnist_mlp1_sgd", 5, 1, 3, 1),
-}
-
-
-LEAST = 0.05
-
-
-Point = tuple[float, float]
-
-
-def both_epsilons(problem: PrivacyUtilityProblem, config: Config) -> tuple[float, float]:
-    """Epsilon by the Rényi bound and by privacy-loss distributions."""
-    num_records = problem.privacy.__self__.num_records  # type: ignore[attr-defined]
-    assert problem.training is not None
-    batch = int(config["batch_size"])
-    before = papers_epsilon(
-        noise_multiplier=2 * float(config["noise_variance"]),
-        batch_size=batch,
-        num_records=num_records,
-        steps=int(config["epochs"]) * (num_records // batch),
-        delta=problem.training.delta,
-    )
-    return before, problem.epsilon(config)
-
-
-def volumes(points: Sequence[Point]) -> tuple[float, float]:
-    """Hypervolume in epsilon, and in ln(epsilon / .05)."""
-    plain = torch.tensor(points, dtype=torch.double)
-    logarithmic = plain.clone()
-    logarithmic[:, 0] = (plain[:, 0].clamp_min(LEAST) / LEAST).log()
-    return (
-        dominated_volume(plain, (10.0, 1.0)),
-        dominated_volume(logarithmic, (math.log(10.0 / LEAST), 1.0)),
-    )
-
-
-def front_gain(name: str) -> dict[str, object]:
-    """Train random configurations once and draw their front on both axes, for each seed."""
-    task, trials, replicates, seeds, longest = PROBLEMS[name]
-    problem = getattr(tasks, task)(replicates=replicates)
-    rows: dict[str, list[float]] = {}
-    for seed in trange(seeds, desc=name, unit="seed"):
-        generator = np.random.default_rng(seed)
-        configs = problem.space.draw(generator.random((trials, problem.space.dim)))
-        fronts: tuple[list[Point], list[Point]] = ([], [])
-        for number, config in enumerate(configs):
-            config["epochs"] = min(int(config["epochs"]), longest)
-            seeds_of_trial = [10_000 * seed + 100 * number + r for r in range(replicates)]
-            error = 1 - float(np.mean(problem.oracle(config, seeds_of_trial)))
-            for front, epsilon in zip(fronts, both_epsilons(problem, config), strict=True):
-                front.append((epsilon, error))
-        for unit, index in (("epsilon", 0), ("ln epsilon", 1)):
-            before, after = (volumes(front)[index] for front in fronts)
-            rows.setdefault(f"before, in {unit}", []).append(before)
-            rows.setdefault(f"after, in {unit}", []).append(after)
-            rows.setdefault(f"gain, in {unit}", []).append(after - before)
-    result: dict[str, object] = {"trials": trials, "longest": longest, "seeds": seeds}
-    for label, values in rows.items():
-        interval = mean_interval(values)
-        result[label] = interval
-        print(f"{name}: {label}: {interval}")
-    return result
-
-
 THEIR_RECORDS = 30_956
 
 
@@ -419,12 +342,6 @@ def epsilons() -> None:
     save_results("accounting", found)
 
 
-def fronts() -> None:
-    """Gains of fronts, stored as ``accounting_fronts.json``."""
-    torch.set_num_threads(1)
-    save_results("accounting_fronts", {name: front_gain(name) for name in PROBLEMS})
-
-
 def records() -> None:
     """The authors' epsilons beside ours, stored as ``dpareto_records.json``."""
     folder = os.environ.get("BOTORCH_DP_DATA")
@@ -453,30 +370,27 @@ def records() -> None:
     )
 
 
-def table_accounting_fronts() -> str:
-    rows = []
-    for name, found in stored("accounting_fronts").items():
-        if name != "machine":
-            cells = [
-                cell
-                for scale in ("epsilon", "ln epsilon")
-                for cell in (
-                    f"{found[f'before, in {scale}']['mean']:.3f} → "
-                    f"{found[f'after, in {scale}']['mean']:.3f}",
-                    bracketed(found[f"gain, in {scale}"]),
-                )
-            ]
-            longest = "one epoch" if found["longest"] == 1 else f"{found['longest']} epochs"
-            size = f"{found['trials']} trainings, at most {longest}"
-            rows.append([f"{name}: {size}, {found['seeds']} seeds", *cells])
-    return markdown(["", "in ε", "gain", "in ln(ε/0.05)", "gain"], rows)
+def table_accounting() -> str:
+    found = stored("accounting")
+    ratios = {
+        "ours over dp-accounting's, Poisson batches": found["agreement"][
+            "ours over dp-accounting's"
+        ],
+        "many at once over one at a time": found["agreement"]["bulk over one at a time"],
+        "the papers' Rényi bound over ours, batches of a fixed size": found["ranges"][
+            "Rényi over distribution, fixed batches"
+        ],
+    }
+    names = ("least", "median", "largest")
+    rows = [[label, *(f"{row[name]:.4g}" for name in names)] for label, row in ratios.items()]
+    return markdown(["ratio of epsilons", *names], rows)
 
 
 def main() -> None:
-    minutes = {"epsilons": 6, "fronts": 5, "records": 1}
+    minutes = {"epsilons": 6, "records": 1}
     options = BenchmarkParser("accounting", __doc__, minutes=minutes).parse_args()
     for part in options.part:
-        {"epsilons": epsilons, "fronts": fronts, "records": records}[part]()
+        {"epsilons": epsilons, "records": records}[part]()
 
 
 if __name__ == "__main__":

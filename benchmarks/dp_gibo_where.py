@@ -1,12 +1,12 @@
 """Where does DP-GIBO win? Against PrivateObjective + TuRBO at equal mu and equal evaluations.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.dp_gibo_where [--full] [--seeds 3]
+    OMP_NUM_THREADS=1 python -m benchmarks.dp_gibo_where [--seeds 3]
 
-Both methods get the same losses, the same total mu, and 15 batches of d + 1 evaluations (25 with
-``--full``). DP-GIBO spends mu / sqrt(T) on each gradient, PrivateObjective mu / sqrt(evaluations)
-on each mean; TuRBO [Eriksson2019] then searches with a GP that knows the noise. Only n mu matters.
-PrivateObjective's bounds are the losses' own, 0 and 1; DP-GIBO clips at the median gradient length
-of public records of the same kind, which is part of its advantage.
+Both methods get the same losses, the same total mu, and 15 batches of d + 1 evaluations. DP-GIBO
+spends mu / sqrt(T) on each gradient, PrivateObjective mu / sqrt(evaluations) on each mean; TuRBO
+[Eriksson2019] then searches with a GP that knows the noise. Only n mu matters. PrivateObjective's
+bounds are the losses' own, 0 and 1; DP-GIBO clips at the median gradient length of public records
+of the same kind, which is part of its advantage.
 
 Records have their own optima, spread around a common one; losses lie in [0, 1]:
 
@@ -15,9 +15,7 @@ Records have their own optima, spread around a common one; losses lie in [0, 1]:
 - plateau: ``min(s, 1)`` with w = .12: exactly flat except near the optimum.
 
 Reported is the gap of the true mean loss to its minimum, at the average of the last half of the
-iterates (DP-GIBO) or the evaluated point with the best posterior mean (TuRBO). A second table
-compares choices within DP-GIBO: the radius, a private start, AdaGrad that knows the noise, the
-average against the last iterate.
+iterates (DP-GIBO) or the evaluated point with the best posterior mean (TuRBO).
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -44,13 +41,14 @@ from benchmarks.common import (
     results_folder,
     save_results,
 )
-from benchmarks.tables import fixed, markdown, stored
-from botorch_dp.descent import DPGIBO, Design, private_start, public_clip_norm
+from benchmarks.tables import markdown, stored
+from botorch_dp.descent import DPGIBO, Design, public_clip_norm
 from botorch_dp.objectives import PrivateObjective
 
 Shape = Literal["smooth", "rippled", "plateau"]
 SHAPES: tuple[Shape, ...] = ("smooth", "rippled", "plateau")
-NUM_RECORDS = 500
+NUM_RECORDS, BATCHES = 500, 15
+LEVELS = (10.0, 100.0, 1000.0, 10_000.0)
 Losses = Callable[[Tensor], Tensor]
 
 
@@ -82,34 +80,11 @@ def unit_box(d: int) -> Tensor:
     return torch.stack((torch.zeros(d), torch.ones(d))).double()
 
 
-def descend(
-    losses: Losses,
-    public: Losses,
-    d: int,
-    *,
-    mu: float,
-    steps: int,
-    seed: int,
-    radius: float | tuple[float, float] | None = (1.5, 0.15),
-    start_share: float = 0.0,
-    optimizer: Any = torch.optim.Adagrad,
-) -> tuple[Tensor, Tensor]:
-    """The average of the last half and the last iterate."""
+def descend(losses: Losses, public: Losses, d: int, *, mu: float, steps: int, seed: int) -> Tensor:
+    """The average of the last half of the iterates, from the middle of the box."""
     kernel = MaternKernel(nu=2.5).double()
     kernel.lengthscale = 0.4
     start = torch.full((d,), 0.5, dtype=torch.double)
-    if start_share:
-        # A share of mu is spent on the best of 4 (d + 1) random points; that many fewer follow.
-        start = private_start(
-            losses,
-            box=unit_box(d),
-            bounds=(0.0, 1.0),
-            mu=start_share * mu,
-            num_points=4 * (d + 1),
-            seed=seed,
-            unsafe_seed=seed,
-        ).value
-        steps -= 4
     clip_norm = public_clip_norm(
         public, start, kernel=kernel, design=Design(radius=0.3), box=unit_box(d)
     )
@@ -117,15 +92,15 @@ def descend(
         losses,
         start,
         kernel=kernel,
-        mu=mu * math.sqrt(1 - start_share**2),
+        mu=mu,
         steps=steps,
         clip_norm=max(clip_norm, 1e-3),
         box=unit_box(d),
-        design=Design(radius=radius),
-        step_size=lambda parameters: optimizer(parameters, lr=0.1),
+        design=Design(radius=(1.5, 0.15)),
+        step_size=lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
         unsafe_seed=seed,
     ).run()
-    return result.average.value, result.location.value
+    return result.average.value
 
 
 def turbo(losses: Losses, d: int, *, mu: float, batches: int, batch: int, seed: int) -> Tensor:
@@ -206,14 +181,12 @@ def comparison(
     rows = []
     cases = [(s, d, level) for s in SHAPES for d in dims for level in levels]
     for shape, d, level in tqdm(cases, desc="comparison"):
-        gaps: dict[str, list[float]] = {"DP-GIBO": [], "DP-GIBO, private start": [], "TuRBO": []}
+        gaps: dict[str, list[float]] = {"DP-GIBO": [], "TuRBO": []}
         mu = level / NUM_RECORDS
         for seed in range(seeds):
             losses, public, centre = problem(shape, d, seed)
-            run = partial(descend, losses, public, d, mu=mu, steps=batches, seed=seed)
-            gaps["DP-GIBO"].append(gap(losses, run()[0], centre))
-            started = run(start_share=0.3)[0]
-            gaps["DP-GIBO, private start"].append(gap(losses, started, centre))
+            point = descend(losses, public, d, mu=mu, steps=batches, seed=seed)
+            gaps["DP-GIBO"].append(gap(losses, point, centre))
             found = turbo(losses, d, mu=mu, batches=batches, batch=d + 1, seed=seed)
             gaps["TuRBO"].append(gap(losses, found, centre))
         start = [
@@ -227,45 +200,6 @@ def comparison(
         shown = ", ".join(f"{name} {row[name]:.3f}" for name in ("start", *gaps))
         tqdm.write(f"{shape}, d = {d}, n mu = {level:g}: median gap {shown}")
     return rows
-
-
-CHOICES: dict[str, dict[str, Any]] = {
-    "radius 1.5 to .15 length-scales": {},
-    "radius .6 to .15": {"radius": (0.6, 0.15)},
-    "radius .15": {"radius": 0.15},
-    "radius .6": {"radius": 0.6},
-    "radius 1.5": {"radius": 1.5},
-    "radius of the smallest trace": {"radius": None},
-    "private start (30% of mu)": {"start_share": 0.3},
-}
-
-
-def choices(seeds: int, steps: int, d: int = 10, level: float = 300.0) -> dict[str, Any]:
-    """Median gaps of variants of DP-GIBO at one size, for the average and the last iterate."""
-    table: dict[str, Any] = {}
-    for shape in SHAPES:
-        for name, options in CHOICES.items():
-            gaps: list[tuple[float, float]] = []
-            for seed in range(seeds):
-                losses, public, centre = problem(shape, d, seed)
-                average, last = descend(
-                    losses,
-                    public,
-                    d,
-                    mu=level / NUM_RECORDS,
-                    steps=steps,
-                    seed=seed,
-                    **options,
-                )
-                gaps.append((gap(losses, average, centre), gap(losses, last, centre)))
-            averages, lasts = zip(*gaps, strict=True)
-            table.setdefault(shape, {})[name] = {
-                "average": statistics.median(averages),
-                "last": statistics.median(lasts),
-            }
-            entry = table[shape][name]
-            print(f"  {shape}, {name}: average {entry['average']:.4f}, last {entry['last']:.4f}")
-    return table
 
 
 def _figure(rows: list[dict[str, Any]], levels: Sequence[float], batches: int) -> None:
@@ -299,19 +233,16 @@ def _figure(rows: list[dict[str, Any]], levels: Sequence[float], batches: int) -
 
 
 def table_descent() -> str:
-    """Median gaps of DP-GIBO and of TuRBO on released scores; bold where DP-GIBO's is smaller."""
-    found = stored("dp_gibo_where")["comparison"]
-    levels = list(dict.fromkeys(row["n mu"] for row in found))
-    rows = []
-    for shape, d in dict.fromkeys((row["shape"], row["d"]) for row in found):
-        mine = [row for row in found if (row["shape"], row["d"]) == (shape, d)]
-        rows.append([f"{shape}, d = {d}", *map(_gaps, mine)])
-    return markdown(["losses", *(f"nμ = {level:,.0f}" for level in levels)], rows)
-
-
-def _gaps(row: dict[str, Any]) -> str:
-    ours, theirs = (fixed(row[name], 4) for name in ("DP-GIBO", "TuRBO"))
-    return f"**{ours}** / {theirs}" if float(ours) < float(theirs) else f"{ours} / {theirs}"
+    """In how many of the four numbers of parameters DP-GIBO ends closer to the optimum."""
+    found, rows = stored("dp_gibo_where")["comparison"], []
+    for shape in SHAPES:
+        cells = []
+        for level in LEVELS:
+            mine = [row for row in found if (row["shape"], row["n mu"]) == (shape, level)]
+            closer = sum(round(row["DP-GIBO"], 4) < round(row["TuRBO"], 4) for row in mine)
+            cells.append(f"{closer} of {len(mine)}")
+        rows.append([shape, *cells])
+    return markdown(["losses", *(f"nμ = {level:,.0f}" for level in LEVELS)], rows)
 
 
 def main() -> None:
@@ -320,20 +251,13 @@ def main() -> None:
     mpl.use("Agg")
     parser = BenchmarkParser("dp_gibo_where", __doc__, minutes=40)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--full", action="store_true", help="also d = 10, 25 batches, 5 levels")
-    parser.add_argument("--dims", type=int, nargs="+", help="numbers of parameters to compare")
+    parser.add_argument("--dims", type=int, nargs="+", default=[2, 5, 20, 50], help="of the space")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    dims = tuple(arguments.dims or ((2, 5, 10, 20, 50) if arguments.full else (2, 5, 20, 50)))
-    levels = (10.0, 100.0, 1000.0, 3000.0, 10_000.0)
-    levels = levels if arguments.full else (10.0, 100.0, 1000.0, 10_000.0)
-    batches = 25 if arguments.full else 15
-    print(f"choices within DP-GIBO (d = 10, n mu = 300, {2 * batches} steps)")
-    table = choices(2 * arguments.seeds, 2 * batches)
-    rows = comparison(dims, levels, arguments.seeds, batches)
-    _figure(rows, levels, batches)
-    sizes = {"seeds": arguments.seeds, "batches": batches, "reduced": not arguments.full}
-    save_results("dp_gibo_where", {"sizes": sizes, "comparison": rows, "choices": table})
+    rows = comparison(arguments.dims, LEVELS, arguments.seeds, BATCHES)
+    _figure(rows, LEVELS, BATCHES)
+    sizes = {"seeds": arguments.seeds, "batches": BATCHES}
+    save_results("dp_gibo_where", {"sizes": sizes, "comparison": rows})
 
 
 if __name__ == "__main__":

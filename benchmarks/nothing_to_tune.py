@@ -10,20 +10,9 @@ choose wherever a row chooses; the numbers are of the other half. All noise is s
 Rows, the cheapest first:
 
 * *majority*: the largest class of the training records, without any training (regression: 0);
-* *middle*: one training in the middle of the space that is searched below;
 * *rule*: one training, the settings of ``botorch_dp.training.suggest_settings``;
-* *first*: the first rule, whose distances did not depend on how many weights there are and whose
-  clipping norm was the same for all;
-* *second*: the second rule, which clipped regressions at that norm, too (regressions);
 * *selection*: ``PrivateFit`` with 20 expected random trainings, by resampling 24 trainings at the
   noise that it asks for; the choosing records are protected, too;
-* *hyfree*: normalized gradients, whose learning rate is the minimum of a parabola through three
-  noisy losses on each fifth batch [Bu2025]; the losses take a hundredth of the privacy;
-* *scaling*: full batches and momentum; the product of rate and steps is found with three trainings
-  at each of two small epsilons and extrapolated linearly [Panda2024];
-* *tenth*: a private selection on a tenth of the records, one training on all others;
-* *objective*: objective perturbation [Kifer2012], the regularization chosen on the choosing half
-  not counted in epsilon (logistic regressions);
 * *unpaid*: the configuration that did best on the choosing half among 40 (20 or 12 for the
   dearest tasks), each at the whole epsilon, trained again; the tuning is not counted;
 * *open*: the better of two trainings without noise.
@@ -36,24 +25,21 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch import nn
 
 from benchmarks.common import BenchmarkParser, mean_interval, results_folder
 from benchmarks.tables import markdown, stored
 from benchmarks.untuned_tasks import TASKS, Parts, Task, explained, parts
 from botorch_dp._files import atomic_write
-from botorch_dp.privacy import gaussian_mu
 from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber, training_noise
 from botorch_dp.space import Integer, Real, SearchSpace
-from botorch_dp.training import DPTrainer, TrainTest, logistic_loss
+from botorch_dp.training import DPTrainer, TrainTest
 
 EPSILONS, DELTA = (0.1, 0.3, 1.0, 3.0), 1e-5
 SEEDS = 5
@@ -129,14 +115,6 @@ def majority(cell: Cell) -> Found:
     return {"values": [float((cell.parts.judging[1] == Y.mode().values).double().mean())]}
 
 
-def middle(cell: Cell) -> Found:
-    space = cell.space()
-    (config,) = space.spread(np.full((1, len(space.parameters)), 0.5))
-    (z,) = cell.noise([config])
-    found = cell.train(cell.trainer(), config, z, range(SEEDS))
-    return {"values": [b for _, b in found]}
-
-
 def rule(cell: Cell) -> Found:
     trainer = cell.task.trainer(cell.records)
     asked: Any = {"target_epsilon": cell.epsilon, "delta": DELTA}
@@ -147,34 +125,6 @@ def rule(cell: Cell) -> Found:
         "values": [cell.judged(each.model) for each in trained],
         "settings": [plan.learning_rate, plan.clip_norm, plan.batch_size, plan.epochs],
     }
-
-
-def _earlier(cell: Cell, distance: float) -> Found:
-    """An earlier rule: another distance, and one clipping norm for all."""
-    trained = cell.task.trainer(cell.records, optimizer="scale_free").replicates(
-        range(SEEDS), target_epsilon=cell.epsilon, delta=DELTA, learning_rate=distance,
-        clip_norm=math.hypot(cell.task.feature_norm, 1) / 4, batch_size=round(cell.n / 12),
-        epochs=24,
-    )  # fmt: skip
-    return {"values": [cell.judged(each.model) for each in trained]}
-
-
-def first(cell: Cell) -> Found:
-    setup = cell.task.trainer(cell.records).setup
-    length, depth = math.hypot(cell.task.feature_norm, 1), setup.layers
-    if cell.task.metric is explained:
-        return _earlier(cell, (5.0 if depth == 1 else 4.0) * length ** (-1 / depth))
-    scale = 40.0 if depth == 1 else 24.0
-    return _earlier(cell, scale * (math.sqrt(setup.num_outputs) / length) ** (1 / depth))
-
-
-def second(cell: Cell) -> Found | None:
-    if cell.task.metric is not explained:
-        return None
-    plan = cell.task.trainer(cell.records).plan(
-        target_epsilon=cell.epsilon, delta=DELTA, feature_norm=cell.task.feature_norm
-    )
-    return _earlier(cell, plan.learning_rate)
 
 
 @lru_cache(maxsize=8)
@@ -229,152 +179,6 @@ def unpaid(cell: Cell) -> Found:
     }
 
 
-def tenth(cell: Cell) -> Found:
-    few = cell.n // 10
-    X, Y = cell.records.train_X, cell.records.train_Y
-    part = cell.records._replace(train_X=X[:few], train_Y=Y[:few])
-    rest = cell.records._replace(train_X=X[few:], train_Y=Y[few:])
-    base, mu = _level(cell.epsilon)
-    configs = cell.space(few).sample(min(20, cell.task.candidates), seed=1)
-    noise, trainer = cell.noise(configs, few, base), cell.trainer(part)
-    pool = np.array(
-        [
-            cell.train(trainer, c, z, [50 + i])[0]
-            for i, (c, z) in enumerate(zip(configs, noise, strict=True))
-        ]
-    )
-    last, values = cell.trainer(rest), []
-    for seed in range(SEEDS):
-        config = dict(configs[_selected(pool, mu, len(cell.records.test_Y), seed)])
-        config["batch_size"] = min(cell.n - few, 9 * config["batch_size"])
-        (z,) = cell.noise([config], cell.n - few)
-        values.append(cell.train(last, config, z, [seed])[0][1])
-    return {"values": values, "pool": len(configs)}
-
-
-def scaling(cell: Cell) -> Found:
-    """Full batches are Gaussian mechanisms, whose mu add up in squares."""
-    mu = gaussian_mu(cell.epsilon, DELTA)
-    shares, tried, steps = (0.05, 0.15), 3, 32
-    left = math.sqrt(mu**2 * (1 - tried * sum(s**2 for s in shares)))
-    momentum: Any = partial(torch.optim.SGD, momentum=0.9)
-    trainer = cell.task.trainer(cell.records, optimizer=momentum)
-
-    def train(level: float, product: float, seeds: Sequence[int]) -> list[tuple[float, float]]:
-        config = {
-            "learning_rate": product / steps,
-            "clip_norm": 1.0,
-            "batch_size": cell.n,
-            "epochs": steps,
-        }
-        return cell.train(trainer, config, 2 * math.sqrt(steps) / level, seeds)
-
-    values = []
-    for seed in range(SEEDS):
-        rng = np.random.default_rng([5, seed])
-        found = []
-        for share in shares:
-            products = np.exp(rng.uniform(math.log(0.3), math.log(30.0), size=tried))
-            scores = [train(share * mu, float(p), [1000 + seed])[0][0] for p in products]
-            found.append(float(products[int(np.argmax(scores))]))
-        slope = (found[1] - found[0]) / (shares[1] - shares[0])
-        product = float(np.clip(found[1] + slope * (left / mu - shares[1]), 0.1, 100.0))
-        values.append(train(left, product, [seed])[0][1])
-    return {"values": values}
-
-
-def hyfree(cell: Cell) -> Found:
-    """Bu and Liu's method from its description; our own accounting of what the losses cost."""
-    n, batch, epochs, every, share = cell.n, cell.n // 12, 12, 5, 0.01
-    steps = epochs * (n // batch)
-    (z,) = cell.noise([{"batch_size": batch, "epochs": epochs}])
-    probes = 3 * math.ceil(steps / every)
-    # One step's noise is that of a Gaussian mechanism of smaller sensitivity; probes take a share.
-    gradient_std = z / math.sqrt(1 - share)
-    loss_std = z * math.sqrt(probes / steps / share)
-    X, Y, loss = cell.records.train_X, cell.records.train_Y, cell.task.loss
-    values = []
-    for seed in range(SEEDS):
-        torch.manual_seed(seed)
-        model = cell.task.model()
-        weights = {name: p.detach() for name, p in model.named_parameters()}
-
-        def of_one(
-            weights: dict[str, Tensor], x: Tensor, y: Tensor, model: nn.Module = model
-        ) -> Tensor:
-            return loss(functional_call(model, weights, (x.unsqueeze(0),)), y.unsqueeze(0)).sum()
-
-        gradients = vmap(grad(of_one), in_dims=(None, 0, 0))
-        momentum, rate, bound = None, 0.1, 1.0
-        for step in range(steps):
-            rows = (torch.rand(n) < batch / n).nonzero().flatten()
-            x, y = X[rows], Y[rows]
-            sums = {name: torch.zeros_like(p) for name, p in weights.items()}
-            for some in torch.arange(len(rows)).split(256):
-                each = gradients(weights, x[some], y[some])
-                norms = sum(g.flatten(1).square().sum(1) for g in each.values()).sqrt()
-                for name, g in each.items():
-                    sums[name] += torch.einsum("b...,b->...", g, 1 / (norms + 0.01))
-            noisy = {
-                name: (g + gradient_std * torch.randn_like(g)) / batch for name, g in sums.items()
-            }
-            momentum = (
-                noisy if momentum is None else {k: 0.9 * momentum[k] + noisy[k] for k in noisy}
-            )
-            direction = momentum
-            if step % every == 0:
-                found = []
-                for place in (-rate, 0.0, rate):
-                    moved = {k: p - place * direction[k] for k, p in weights.items()}
-                    with torch.no_grad():
-                        losses = loss(functional_call(model, moved, (x,)), y).clamp(0, bound)
-                    found.append(float(losses.sum() + loss_std * bound * torch.randn(())) / batch)
-                back, here, ahead = found
-                bend = (back + ahead - 2 * here) / 2
-                wanted = rate * (back - ahead) / (4 * bend) if bend > 0 else 0.0
-                if wanted > 0:  # a minimum ahead; the rate changes by at most a factor of 2
-                    rate = float(np.clip(wanted, rate / 2, 2 * rate))
-                bound = max(1e-2, 2 * here)
-            weights = {k: p - rate * direction[k] for k, p in weights.items()}
-        model.load_state_dict(weights)
-        values.append(cell.judged(model))
-    return {"values": values, "gradient noise over that of the rule": gradient_std / z}
-
-
-def objective(cell: Cell) -> Found | None:
-    if cell.task.loss is not logistic_loss or not cell.task.linear:
-        return None
-    bound = 1.5 * cell.task.feature_norm
-
-    def rows(X: Tensor) -> Any:
-        X = torch.cat([X, X.new_full((len(X), 1), cell.task.feature_norm / 3)], dim=1).double()
-        return (X / X.norm(dim=1, keepdim=True).clamp_min(bound)).numpy()
-
-    X, signs = rows(cell.records.train_X), 2.0 * cell.records.train_Y.numpy() - 1
-    scored = [
-        (rows(a), b.numpy())
-        for a, b in ((cell.records.test_X, cell.records.test_Y), cell.parts.judging)
-    ]
-    std = math.sqrt(8 * math.log(2 / DELTA) + 4 * cell.epsilon) / cell.epsilon
-    least, pairs = 2 * 0.25 / cell.epsilon, []
-    for times in (1.0, 10.0, 100.0):
-        own = []
-        for seed in range(SEEDS):
-            tilt = std * np.random.default_rng([6, seed]).standard_normal(X.shape[1])
-
-            def value(w: Any, tilt: Any = tilt, weight: float = times * least) -> tuple[float, Any]:
-                margins = signs * (X @ w)
-                slopes = -signs / (1 + np.exp(margins))
-                total = np.logaddexp(0, -margins).sum() + weight / 2 * (w @ w) + tilt @ w
-                return float(total), X.T @ slopes + weight * w + tilt
-
-            w = minimize(value, np.zeros(X.shape[1]), jac=True, method="L-BFGS-B").x
-            own.append([float((((a @ w) > 0) == (b > 0)).mean()) for a, b in scored])
-        pairs.append(np.array(own))
-    best = max(pairs, key=lambda own: own[:, 0].mean())
-    return {"values": best[:, 1].tolist()}
-
-
 @lru_cache(maxsize=1)
 def _open(name: str) -> list[float]:
     cell = Cell(name, math.inf)
@@ -394,15 +198,8 @@ def open_model(cell: Cell) -> Found:
 
 ROWS: dict[str, Callable[[Cell], Found | None]] = {
     "majority": majority,
-    "middle": middle,
     "rule": rule,
-    "first": first,
-    "second": second,
     "selection": selection,
-    "hyfree": hyfree,
-    "scaling": scaling,
-    "tenth": tenth,
-    "objective": objective,
     "unpaid": unpaid,
     "open": open_model,
 }
@@ -424,7 +221,7 @@ def measure(path: Path, tasks: Sequence[str], rows: Sequence[str]) -> dict[str, 
         cells[key] = found
         with atomic_write(path) as file:
             json.dump(stored, file, indent=1)
-        if row not in ("rule", "first", "second") or TASKS[task].group != "held out":
+        if row != "rule" or TASKS[task].group != "held out":
             print(f"{key}: {mean_interval(found['values'])}, {found['seconds']} s", flush=True)
     return stored
 

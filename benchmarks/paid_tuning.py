@@ -1,4 +1,4 @@
-"""What does tuning cost when its own price is paid?
+"""What does tuning cost when it is counted in epsilon?
 
     python -m benchmarks.paid_tuning [--tasks adult mnist] [--report]
 
@@ -8,25 +8,19 @@ once (a *pool*); 200 runs of each way are then drawn from its pool, with as many
 law says. That is exact for a space of the pool's configurations, and approximate otherwise. One
 part of the test records selects, with and without the noise that a budget of their own, of the same
 size, asks for; the other part, which nobody looks at, says how good the published model is. Pools
-are stored as they grow, so a run that was stopped goes on where it was. ``--real`` adds runs of
-``PrivateFit`` from end to end at epsilon = 1, and ``--budgeted`` studies with ``DPareto(budget=)``
-and epsilon in their space, the best model on the front of which is published (the records that
-select are public then).
-Ways of tuning:
+are stored as they grow, so a run that was stopped goes on where it was. Ways of tuning:
 
 * *unpaid*: the best of 40 at the winner's own epsilon, a ceiling whose real epsilon is larger;
 * *selection*: a secret number of random trainings, 20 expected, shape 3, as ``PrivateFit`` does;
-* *forty* and *few*: 40 expected, geometric; 10 expected, shape 5;
 * *default*: one training in the middle of the space;
 * *composition*: 40 random trainings, all of which may be published.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,14 +31,12 @@ import torch
 
 from benchmarks.common import (
     BenchmarkParser,
-    mean_interval,
     save_results,
 )
-from benchmarks.tables import bracketed, fixed, markdown, stored
+from benchmarks.tables import fixed, markdown, stored
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
-from botorch_dp.pareto import DPareto, PrivacyUtilityProblem, TrainingPrivacy
-from botorch_dp.privacy import Guarantee, PrivacyBudget, dp_sgd_noise_multiplier
+from botorch_dp.privacy import PrivacyBudget, dp_sgd_noise_multiplier
 from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import (
@@ -64,15 +56,11 @@ EPSILONS, DELTA, TRIALS = (0.1, 0.3, 1.0, 3.0), 1e-5, 40
 RUNS, BOOTSTRAPS = 200, 60
 
 
-WAYS = ("unpaid", "selection", "forty", "few", "default", "composition")
+WAYS = ("unpaid", "selection", "default", "composition")
 
 
-#: The laws of the number of trainings.
-NUMBERS = {
-    "selection": TrialNumber(20, 3.0),
-    "forty": TrialNumber(40),
-    "few": TrialNumber(10, 5.0),
-}
+#: The law of the number of trainings of a selection.
+NUMBER = TrialNumber(20, 3.0)
 
 
 @dataclass(frozen=True)
@@ -138,23 +126,23 @@ class Pools:
         self.trainer = self.task.trainer(self.data)
         self.path = folder / f"paid_tuning_{name}.pool.json"
         self.stored: dict[str, list[Any]] = {}
-        self._known: dict[tuple[str, float], tuple[TrialNumber, float]] = {}
+        self._known: dict[float, tuple[TrialNumber, float]] = {}
         if self.path.exists():
             self.stored = json.loads(self.path.read_text())
 
-    def fit(self, way: str, epsilon: float) -> PrivateFit:
-        """The fit whose level a selection's trainings have."""
+    def fit(self, epsilon: float) -> PrivateFit:
+        """The fit whose noise a selection's trainings have."""
         return PrivateFit(
             self.trainer,
             self.task.space,
             budget=PrivacyBudget(epsilon, DELTA),
-            trials=NUMBERS[way],
+            trials=NUMBER,
         )
 
     def noise(self, way: str, epsilon: float) -> Callable[[dict[str, Any]], float]:
         """From a configuration to its noise multiplier."""
-        if way in NUMBERS:
-            return self.fit(way, epsilon).noise_multiplier
+        if way == "selection":
+            return self.fit(epsilon).noise_multiplier
         times = TRIALS if way == "composition" else 1
 
         def composed(config: dict[str, Any]) -> float:
@@ -232,7 +220,7 @@ class Pools:
         scores, held = (np.array([row[i] for row in pool])[kept % len(pool)] for i in (1, 2))
         if way == "default":
             return float(held[: len(pool)].mean())
-        number, mu = self._parameters(way, epsilon)
+        number, mu = self._parameters(epsilon)
         std = 1 / (mu * len(self.data.test_X)) if sensitive and way != "unpaid" else 0.0
         found = []
         for _ in range(runs):
@@ -242,13 +230,13 @@ class Pools:
             found.append(held[chosen[int(noisy[chosen].argmax())]])
         return float(np.mean(found))
 
-    def _parameters(self, way: str, epsilon: float) -> tuple[TrialNumber, float]:
-        if (way, epsilon) not in self._known:
-            fit = self.fit(way if way in NUMBERS else "selection", epsilon)
+    def _parameters(self, epsilon: float) -> tuple[TrialNumber, float]:
+        if epsilon not in self._known:
+            fit = self.fit(epsilon)
             mu = fit._score_noise.mu
             assert mu is not None
-            self._known[way, epsilon] = fit.number, mu
-        return self._known[way, epsilon]
+            self._known[epsilon] = fit.number, mu
+        return self._known[epsilon]
 
     def report(self) -> dict[str, Any]:
         """Mean accuracies, with 95% bootstrap intervals over the trainings of the pool.
@@ -293,120 +281,34 @@ class Pools:
         return one(np.arange(size), RUNS, 0), np.array(resampled)
 
 
-def real_runs(name: str, folder: Path, seeds: int) -> list[dict[str, Any]]:
-    """``PrivateFit.run`` from end to end at epsilon = 1, with the system's noise."""
-    pools = Pools(name, folder)
-    path = folder / f"paid_tuning_{name}.real.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    while len(rows) < seeds:
-        start = time.monotonic()
-        fit = pools.fit("selection", 1.0)
-        result = fit.run(checkpoint=folder / f"paid_tuning_{name}.{len(rows)}.run")
-        with torch.no_grad():
-            held = accuracy(result.model.value(pools.held[0]), pools.held[1])
-        rows.append({"accuracy": held, "minutes": (time.monotonic() - start) / 60})
-        path.write_text(json.dumps(rows))
-        print(f"{name}, end to end: {rows[-1]}", flush=True)
-    return rows
-
-
-def budgeted_runs(name: str, folder: Path, seeds: int, most: int = 60) -> dict[str, Any]:
-    """Studies that pay for every training of at most epsilon / 3, and publish their best model."""
-    pools = Pools(name, folder)
-    trainer, held = pools.trainer, {}
-    path = folder / f"paid_tuning_{name}.budgeted.json"
-    stored: dict[str, list[dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}
-
-    def promise(config: dict[str, Any]) -> Guarantee:
-        return trainer.plan(**config, delta=DELTA).guarantee
-
-    def utility(config: dict[str, Any], seed: int) -> float:
-        trained = trainer.fit(**config, delta=DELTA, publish=True)
-        with torch.no_grad():
-            held[trained.accuracy] = accuracy(trained.model(pools.held[0]), pools.held[1])
-        return trained.accuracy
-
-    for seed, epsilon in itertools.product(range(seeds), (1.0, 0.3, 3.0, 0.1)):
-        rows = stored.setdefault(str(epsilon), [])
-        if len(rows) > seed:
-            continue
-        start = time.process_time()
-        held.clear()
-        level = Real(epsilon / 12, epsilon / 3, log=True)
-        problem = PrivacyUtilityProblem(
-            SearchSpace(**pools.task.space.parameters, target_epsilon=level),
-            privacy=lambda config: config["target_epsilon"],
-            utility=utility,
-            training=TrainingPrivacy(DELTA, guarantee=promise, secret_noise=True),
-        )
-        with DPareto(problem, budget=PrivacyBudget(epsilon, DELTA), seed=seed) as study:
-            study.run(most, initial=4)
-            front = study.publish(test_records_are_public=True).value
-            best = max(trial.utilities[0] for trial in front.front_trials)
-            count = len(study.trials)
-        minutes = (time.process_time() - start) / 60
-        rows.append({"accuracy": held[best], "trainings": count, "minutes": minutes})
-        with atomic_write(path) as file:
-            json.dump(stored, file)
-        print(f"{name}, budgeted, epsilon = {epsilon:g}: {rows[-1]}", flush=True)
-    return {
-        f"budgeted {epsilon}": {
-            "accuracy": mean_interval([row["accuracy"] for row in rows]),
-            "trainings": [row["trainings"] for row in rows],
-            "minutes": [row["minutes"] for row in rows],
-        }
-        for epsilon, rows in stored.items()
-    }
-
-
 #: Ways to pay for tuning, as the tables call them.
-WAYS = {
+LABELS = {
     "unpaid": "not counted in ε: the best of 40 at the winner's own ε (a ceiling)",
     "selection": "private selection, 20 expected (`PrivateFit`)",
-    "forty": "40 expected, geometric",
-    "few": "10 expected",
     "default": "one training in the middle of the space",
     "composition": "40 trainings, each of them charged",
 }
 
 
-def _paid(task: str, epsilons: Sequence[str]) -> str:
-    found = stored("paid_tuning")[task]
+def table_paid_tuning() -> str:
+    columns = [("adult", e) for e in (0.1, 0.3, 1.0, 3.0)] + [("mnist", e) for e in (0.1, 1.0, 3.0)]
+    found = stored("paid_tuning")
     rows = [
-        [label] + [fixed(found[f"{way} {e}"]["sensitive test records"]["accuracy"], 4)
-                   for e in epsilons]
-        for way, label in WAYS.items()
-        if f"{way} {epsilons[0]}" in found
-    ]  # fmt: skip
-    name = {"adult": "Adult", "mnist": "MNIST"}[task]
-    return markdown([name, *(f"ε = {float(e):g}" for e in epsilons)], rows)
-
-
-def table_paid_adult() -> str:
-    return _paid("adult", ("0.1", "0.3", "1.0", "3.0"))
-
-
-def table_paid_mnist() -> str:
-    return _paid("mnist", ("0.1", "1.0", "3.0"))
-
-
-def table_paid_studies() -> str:
-    found = stored("paid_tuning")["adult"]
-    one, three = found["budgeted 0.3"]["accuracy"], found["budgeted 1.0"]["accuracy"]
-    rows = [["a budgeted study, its best model", f"{fixed(one, 4)} (one study)",
-             f"{bracketed(three, 4)} ({three['count']} studies)"]]  # fmt: skip
-    for way in ("selection", "composition", "default"):
-        cells = [found[f"{way} {e}"]["public test records"]["accuracy"] for e in ("0.3", "1.0")]
-        rows.append([WAYS[way], *(fixed(cell, 4) for cell in cells)])
-    return markdown(["", "ε = 0.3", "ε = 1"], rows)
+        [label]
+        + [
+            fixed(found[task][f"{way} {epsilon}"]["sensitive test records"]["accuracy"])
+            for task, epsilon in columns
+        ]
+        for way, label in LABELS.items()
+    ]
+    names = {"adult": "Adult", "mnist": "MNIST"}
+    return markdown(["", *(f"{names[task]}, ε = {epsilon:g}" for task, epsilon in columns)], rows)
 
 
 def main() -> None:
     parser = BenchmarkParser("paid_tuning", __doc__, minutes=20)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--report", action="store_true", help="only from the pools there are")
-    parser.add_argument("--real", type=int, default=0, metavar="RUNS", help="runs end to end")
-    parser.add_argument("--budgeted", type=int, default=0, metavar="RUNS", help="studies")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     for name in options.tasks:
@@ -414,10 +316,6 @@ def main() -> None:
         if not options.report:
             pools.grow()
         results[name] = pools.report()
-        if options.real:
-            results[name]["end to end 1.0"] = real_runs(name, options.out, options.real)
-        if options.budgeted:
-            results[name] |= budgeted_runs(name, options.out, options.budgeted)
         for key, row in results[name].items():
             print(name, key, row)
     save_results("paid_tuning", results)

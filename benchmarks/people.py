@@ -3,9 +3,9 @@
 One training of a logistic regression with default settings, (1, 1e-5)- or (8, 1e-5)-differentially
 private for a person that is replaced: with ``groups=`` and at most k records of each, with a k-th
 of epsilon for every record, and without privacy. Accuracy on people that nobody trained on, each
-person counting alike. On made people with 1 to 50 records (Zipf), on California housing by place,
-and on blog posts by blog. Rows are in random order. Features are scaled by constants that count as
-public.
+person counting alike. On synthetic people with 1 to 50 records (Zipf), on California housing by
+place, and on blog posts by blog. Rows are in random order. Features are scaled by constants that
+count as public.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Table:
     ids: np.ndarray
 
 
-def made(seed: int) -> Table:
+def synthetic(seed: int) -> Table:
     """People of 1 to 50 records, with features of their own; a label of each record."""
     rng = np.random.default_rng(seed)
     sizes = np.arange(1, 51)
@@ -77,7 +77,7 @@ def _scaled(X: Tensor) -> Tensor:
 
 
 TABLES: dict[str, Callable[[int], Table]] = {
-    "made people": made,
+    "synthetic people": synthetic,
     "housing": housing,
     "blogs": blogs,
 }
@@ -143,30 +143,32 @@ def against_default(ways: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def table_people() -> str:
-    """Accuracies, and for other ways than the default the paired difference from it."""
     found = stored("people")
-    names = [name for name in found if isinstance(found[name], dict) and "people" in found[name]]
     head = [
         f"{name}: {found[name]['people']:,} with {found[name]['records']:,} records, at most "
         f"{found[name]['most records']:,}"
-        for name in names
+        for name in TABLES
     ]
-    rows = []
-    for way in found[names[0]]["accuracy"]:
-        label = way.replace("groups, k", "`groups=`, k").replace("epsilon", "ε")
-        cells = []
-        for name in names:
-            above = found[name]["above the default"].get(way)
-            cell = bracketed(found[name]["accuracy"][way])
-            cells.append(cell if above is None else f"{cell}; {bracketed(above)}")
-        rows.append([label, *cells])
-    majority = [fixed(found[name]["majority"]) for name in names]
+    ways = {
+        f"{way}, epsilon = {epsilon:g}": f"{label}, ε = {epsilon:g}"
+        for epsilon in EPSILONS
+        for way, label in {
+            f"groups, k = {PER_GROUP}": "`groups=`",
+            "epsilon / 16": "ε / 16",
+            "epsilon / largest": "ε / largest",
+        }.items()
+    }
+    rows = [
+        [label, *(bracketed(found[name]["accuracy"][way]) for name in TABLES)]
+        for way, label in {**ways, "no privacy": "no privacy"}.items()
+    ]
+    majority = [fixed(found[name]["majority"]) for name in TABLES]
     return markdown(["", *head], [*rows, ["always the more frequent label", *majority]])
 
 
 def main() -> None:
     parser = BenchmarkParser(
-        "people", __doc__, minutes={"made people": 0.4, "housing": 0.4, "blogs": 0.4}
+        "people", __doc__, minutes={"synthetic people": 0.4, "housing": 0.4, "blogs": 0.4}
     )
     parser.add_argument("--seeds", type=int, default=5, help="draws of people, and trainings")
     options = parser.parse_args()

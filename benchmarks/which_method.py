@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.which_method [--part ...]
 
-* ``tasks``: eleven private ways to tune four models with d = 2, 5, 10, 33 parameters on real
+* ``tasks``: eight private ways to tune four models with d = 2, 5, 10, 33 parameters on real
   records (both in ``which_searches``). Equal for all: the private records (replace-one),
   (epsilon, delta = 1e-6), or the same epsilon with delta = 0 where a method is pure, and the
   number of evaluations of all records, (d + 1) times 12 to 20; with private random search on
@@ -11,10 +11,10 @@
   sizes are public guesses, the same for all tasks; clip norms come from 200 public records. The
   numbers of records and the range of gamma were settled after a pilot run of one seed at epsilon
   = 1, so that the tasks are neither trivial nor hopeless; n grows with d here, so the two cannot
-  be told apart. ``--full`` takes 20 seeds and five epsilons (hours).
+  be told apart.
 * ``fresh``: ``PrivateSearch`` and the two best single methods on other seeds than 0 to 5, some of
   which a rule of ``PrivateSearch`` was chosen on.
-* ``generated``: five generated tasks with n = ``--records``: ripples and a plateau, a
+* ``generated``: five generated tasks with n = 2,000 and 300: ripples and a plateau, a
   heavy-tailed regression (absolute errors, cut at 1), d = 20 with noise in each loss, and a space
   with categories. The rivals have the same evaluations, 15 (d + 1): permute-and-flip on
   space-filling configurations, and, without categories, DP-GIBO from the middle, whose clip norm
@@ -40,11 +40,8 @@ Seeds that are stored are kept, so that a run that was interrupted goes on.
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import re
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -57,13 +54,14 @@ from tqdm import tqdm
 from benchmarks.common import (
     BenchmarkParser,
     Interval,
+    earlier,
     mean_interval,
     results_folder,
     save_results,
 )
 from benchmarks.dp_gibo_where import descend
 from benchmarks.tables import fixed, markdown, plus_minus, stored
-from benchmarks.which_searches import DELTA, DRAWS, MARKS, NUM_CHOICES, SEARCHES, TASKS, Task, Trial
+from benchmarks.which_searches import DELTA, MARKS, NUM_CHOICES, SEARCHES, TASKS, Task, Trial
 from botorch_dp.privacy import PrivacyBudget, gaussian_mu
 from botorch_dp.release import UtilityWarning
 from botorch_dp.space import Choice, Config, Real, SearchSpace
@@ -72,25 +70,7 @@ from botorch_dp.tuning import PrivateSearch
 RANDOM = "random choice"
 
 
-#: Methods of the papers, and what a user would otherwise do.
-PAPERS = (
-    "PrivateChoice (conditional)",
-    "DPGIBO",
-    "DPGIBO after private_start",
-    "private random search, logarithmic",
-    "private random search, geometric",
-    "private random search, Poisson",
-)
-
-
-RIVALS = (
-    RANDOM,
-    "PrivateObjective + GP-UCB",
-    "PrivateObjective + TuRBO",
-    "permute-and-flip, no model",
-)
-
-
+EPSILONS = (0.3, 1.0, 3.0)
 #: For the seeds that nobody looked at.
 LEADERS = ("DPGIBO", "permute-and-flip, no model", "PrivateSearch")
 
@@ -146,12 +126,6 @@ class Outcomes:
     def regret(self, name: str, epsilon: str) -> Interval:
         return mean_interval(self.regrets(name, epsilon))
 
-    def difference(self, name: str, other: str, epsilon: str) -> int:
-        """1 if ``name`` has more regret than ``other`` on the same seeds, -1 if less, else 0."""
-        pairs = zip(self.regrets(name, epsilon), self.regrets(other, epsilon), strict=True)
-        gap = mean_interval([a - b for a, b in pairs])
-        return int(gap.low > 0) - int(gap.high < 0)
-
     def against_best(self, epsilon: str) -> tuple[str, Interval]:
         """The best single method, and by how much PrivateSearch has more regret."""
         singles = [name for name in self.searches if name != "PrivateSearch"]
@@ -167,11 +141,7 @@ class Outcomes:
         return {
             "title": self.title,
             "regret": {name: {e: self.regret(name, e) for e in levels} for name in names},
-            "true mean loss": {
-                name: {e: mean_interval(self.losses[name][e]) for e in levels} for name in names
-            },
             "PrivateSearch minus the best single method": {e: self.against_best(e) for e in levels},
-            "best seen by any": mean_interval(self.best),
             "losses by seed": self.losses,
             "best by seed": self.best,
             "random choice by seed": self.blind,
@@ -188,55 +158,6 @@ def title(task: Task) -> str:
     return f"{task.name}: d = {task.dim}, n = {task.num_records:,}, {task.evaluations} evaluations"
 
 
-def table(outcomes: dict[str, Outcomes]) -> str:
-    """Markdown: mean and half-width of the interval, for each epsilon."""
-    some = next(iter(outcomes.values()))
-    levels = [f"{epsilon:g}" for epsilon in some.epsilons]
-    lines = [
-        f"| regret at epsilon = {' / '.join(levels)} | "
-        + " | ".join(outcome.title for outcome in outcomes.values())
-        + " | mean of all |",
-        "| --- " * (len(outcomes) + 2) + "|",
-    ]
-    for name in some.losses:
-        shown = levels if name in SEARCHES else levels[:1]
-        cells = [
-            " / ".join(_cell(outcome.regret(name, e)) for e in shown)
-            for outcome in outcomes.values()
-        ]
-        cells.append(" / ".join(_cell(mean_regret(outcomes, name, e)) for e in shown))
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _cell(interval: Interval) -> str:
-    half = interval.high - interval.mean
-    return f"{interval.mean:.2f}" + (f" ± {half:.2f}" if math.isfinite(half) else "")
-
-
-def conclusions(outcomes: dict[str, Outcomes]) -> list[str]:
-    """Who wins where, and how often each of the papers' methods loses; from paired differences."""
-    lines = []
-    cells = [(o, f"{e:g}") for o in outcomes.values() for e in o.epsilons]
-    for outcome, epsilon in cells:
-        ranked = sorted(outcome.searches, key=lambda name: outcome.regret(name, epsilon).mean)
-        tied = [n for n in ranked[1:] if outcome.difference(n, ranked[0], epsilon) == 0]
-        lines.append(
-            f"{outcome.title.split(',')[0]}, d = {outcome.title.split('d = ')[1].split(',')[0]}, "
-            f"epsilon = {epsilon}: best is {ranked[0]}"
-            + (f"; not told apart: {', '.join(tied)}" if tied else "")
-        )
-    known = cells[0][0].losses
-    for name in (name for name in (*PAPERS, "PrivateSearch") if name in known):
-        against = []
-        rivals = (*RIVALS, "DPGIBO") if name == "PrivateSearch" else RIVALS
-        for rival in (rival for rival in rivals if rival in known):
-            signs = [outcome.difference(name, rival, epsilon) for outcome, epsilon in cells]
-            against.append(f"{signs.count(1)} to {rival} (wins {signs.count(-1)})")
-        lines.append(f"{name} loses, of {len(cells)} cases, " + ", ".join(against))
-    return lines
-
-
 def plot_methods(outcomes: dict[str, Outcomes]) -> None:
     import matplotlib
 
@@ -248,11 +169,9 @@ def plot_methods(outcomes: dict[str, Outcomes]) -> None:
         rows, 2, figsize=(9, 2 + 3.4 * rows), sharey=True, squeeze=False, layout="constrained"
     )
     axes = list(grid.flat)
-    # Of the three distributions, geometric repetitions are drawn: the others are in the table.
-    hidden = {"private random search, logarithmic", "private random search, Poisson"}
-    marks = "osv^Dd*PXh>"
+    marks = "osv^D*PX"
     for axis, outcome in zip(axes, outcomes.values(), strict=False):
-        shown = [name for name in SEARCHES if name not in hidden]
+        shown = list(SEARCHES)
         for number, (name, mark) in enumerate(zip(shown, marks[: len(shown)], strict=True)):
             intervals = [outcome.regret(name, f"{e:g}") for e in outcome.epsilons]
             shift = 1.035 ** (number - len(shown) / 2)  # so that bars do not hide each other
@@ -280,7 +199,7 @@ def plot_methods(outcomes: dict[str, Outcomes]) -> None:
         )
         axis.set_ylim(0, 2)
         axis.grid(alpha=0.3)
-        axis.set_xlabel("epsilon of what is published")
+        axis.set_xlabel("ε of what is published")
         axis.set_title(outcome.title.replace(": ", "\n"), fontsize=10)
     for axis in axes[len(outcomes) :]:
         axis.axis("off")
@@ -290,32 +209,15 @@ def plot_methods(outcomes: dict[str, Outcomes]) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncol=3, fontsize=9)
     seeds = len(next(iter(outcomes.values())).best)
     figure.supxlabel(
-        f"One validation record is replaced; delta = {DELTA:g}, "
-        "permute-and-flip and geometric random\nsearch. PrivateChoice is conditional on a "
-        "Gaussian-process prior, all others are proven. Mean over "
-        f"{seeds} seeds with 95%\nintervals; linear below 0.05. Finite sets have {NUM_CHOICES} "
-        "public points. Simulated noise: nothing is promised for the figure.",
+        f"One validation record is replaced; δ = {DELTA:g}, and δ = 0 for permute-and-flip and "
+        "random search. PrivateChoice assumes\na Gaussian-process prior; all others are proven. "
+        "Means over "
+        f"{seeds} seeds with 95% intervals; the axis is linear below 0.05.\nFinite sets have "
+        f"{NUM_CHOICES} public points. Noise is simulated: this figure has no guarantee.",
         fontsize=9,
     )
     figure.savefig(results_folder() / "which_method.png", dpi=110)
     plt.close(figure)
-
-
-def save(outcomes: dict[str, Outcomes], sizes: dict[str, Any], file: str) -> None:
-    measured = {key: outcome for key, outcome in outcomes.items() if outcome.best}
-    save_results(
-        file,
-        {
-            "what": "true regret of what is published, in units of a random choice's",
-            "sizes": sizes,
-            "delta": DELTA,
-            "draws averaged over": DRAWS,
-            "choices in a finite set": NUM_CHOICES,
-            "table": table(measured).splitlines(),
-            "conclusions": conclusions(measured),
-            "tasks": {key: outcome.record() for key, outcome in measured.items()},
-        },
-    )
 
 
 NUM_PUBLIC = 200
@@ -323,6 +225,10 @@ NUM_PUBLIC = 200
 
 #: Seeds below were looked at.
 NUM_SEEN = 3
+
+
+#: A task, its parameters, epsilon and the number of records.
+Case = tuple[str, int, float, int]
 
 
 #: Points of the cube and rows to losses.
@@ -415,7 +321,7 @@ def generated_regrets(
         found[MIDDLE] = {f"x{i}": 0.5 for i in range(d)}
     if not has_kinds:
         mu = gaussian_mu(epsilon, DELTA)
-        point, _ = descend(private, public, d, mu=mu, steps=batches, seed=seed)
+        point = descend(private, public, d, mu=mu, steps=batches, seed=seed)
         found["DPGIBO"] = {f"x{i}": float(v) for i, v in enumerate(point)}
     many = space.sample(512, seed=seed)
     blind = float(scores(many).mean())
@@ -433,24 +339,6 @@ def generated_regrets(
 FORMER, MIDDLE = "descent only", "middle of the space"
 #: A seed that ends beyond this part of a random choice's regret taught hardly anything.
 DISASTER = 0.6
-#: Tasks, numbers of records and epsilons where ``n mu`` is about 23.
-SMALL = [
-    (name, n, epsilon)
-    for name in ("ripples", "plateau", "heavy tails", "noisy losses")
-    for n, epsilon in ((300, 0.3), (100, 1.0))
-]
-
-
-def read(name: str) -> dict[str, Any]:
-    """A stored result, or nothing."""
-    path = results_folder() / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def stored_cases(name: str) -> dict[str, Any]:
-    """The regrets by case and seed that are stored."""
-    cases = read(name).get("cases", {})
-    return {label: {int(seed): row for seed, row in rows.items()} for label, rows in cases.items()}
 
 
 def judged(rows: dict[int, dict[str, float]]) -> dict[str, Any]:
@@ -463,10 +351,6 @@ def judged(rows: dict[int, dict[str, float]]) -> dict[str, Any]:
     return {"regret": means, "best single method": rival, "difference to it": gap}
 
 
-def shown(interval: Interval) -> str:
-    return f"{interval.mean:.2f} ± {interval.high - interval.mean:.2f}"
-
-
 COLORS = {"0.3": "C0", "1": "C1", "3": "C2"}
 
 
@@ -474,7 +358,7 @@ COLORS = {"0.3": "C0", "1": "C1", "3": "C2"}
 Differences = dict[str, dict[str, tuple[Interval, str]]]
 
 
-def differences(of: Callable[[str], dict[str, Any]] = read) -> Differences:
+def differences(of: Callable[[str], dict[str, Any]] = earlier) -> Differences:
     """Fresh seeds of all tasks; ``of`` reads a stored result."""
     found: Differences = {}
     for task in of("which_method_fresh").get("tasks", {}).values():
@@ -501,7 +385,7 @@ def plot_wins(found: Differences) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    grid = read("which_unseen_grid").get("judged", {})
+    grid = earlier("which_unseen_grid").get("judged", {})
     figure = plt.figure(
         figsize=(9, 0.42 * len(found) + (6.2 if grid else 2.2)), layout="constrained"
     )
@@ -513,9 +397,9 @@ def plot_wins(found: Differences) -> None:
     for part in below:
         plot_grid(grid, part.subplots())
     figure.supxlabel(
-        "One record is replaced; (epsilon, 1e-6), or (epsilon, 0) for permute-and-flip. Regret in "
-        "units of a random choice's;\n95% intervals of paired differences, fresh seeds. Linear "
-        "within 0.05. Simulated noise: nothing is promised for the figure.",
+        "One record is replaced; (ε, 1e-6), or (ε, 0) for permute-and-flip. Regret in "
+        "units of a random choice's;\n95% intervals of paired differences, new seeds. Linear "
+        "within 0.05. Noise is simulated: this figure has no guarantee.",
         fontsize=9,
     )
     figure.savefig(results_folder() / "which_wins.png", dpi=110)
@@ -527,7 +411,7 @@ def plot_differences(found: Differences, axis: Any) -> None:
         for shift, (epsilon, (gap, _)) in zip((-0.22, 0, 0.22), levels.items(), strict=False):
             bars = [[gap.mean - gap.low], [gap.high - gap.mean]]
             style = {"color": COLORS[epsilon], "markersize": 5, "elinewidth": 1.6}
-            label = f"epsilon = {epsilon}" if row == 0 else None
+            label = f"ε = {epsilon}" if row == 0 else None
             axis.errorbar(gap.mean, row + shift, xerr=bars, fmt="o", label=label, **style)
     axis.axvline(0, color="0.3", linewidth=1)
     labels = [re.sub(r"(?<=\d)000$", ",000", label) for label in found]
@@ -562,122 +446,51 @@ def plot_grid(grid: dict[str, Any], axis: Any) -> None:
     axis.set_yticks([0, 0.05, 0.1, 0.2, 0.5, 1], ["0", "0.05", "0.1", "0.2", "0.5", "1"])
     axis.set_xlabel("number of records n")
     axis.set_ylabel("regret / regret of a random choice")
-    axis.set_title("ripples, epsilon = 1", fontsize=10)
+    axis.set_title("ripples, ε = 1", fontsize=10)
     axis.grid(alpha=0.3)
     axis.set_ylim(0, 1)
     axis.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def resumed(outcomes: dict[str, Outcomes], file: str) -> None:
-    """Take over the seeds of an earlier run at the same sizes."""
-    for key, earlier in read(file).get("tasks", {}).items():
-        outcome = outcomes.get(key)
-        if outcome is None:
-            continue
-        losses = earlier["losses by seed"]
-        levels = {f"{epsilon:g}" for epsilon in outcome.epsilons}
-        names = {*outcome.searches, *outcome.marks}
-        if earlier["title"] != outcome.title or set(losses) != names:
-            raise SystemExit(f"{file}.json has another task or other methods: use another --out")
-        if any(set(row) != levels for row in losses.values()):
-            raise SystemExit(f"{file}.json has other epsilons: use another --out")
-        outcome.best, outcome.losses = earlier["best by seed"], losses
-        outcome.blind = earlier["random choice by seed"]
+def cases_of(name: str) -> dict[str, Any]:
+    """The regrets by case and seed that are stored."""
+    cases = earlier(name).get("cases", {})
+    return {label: {int(seed): row for seed, row in rows.items()} for label, rows in cases.items()}
 
 
 def on_tasks(options: argparse.Namespace, file: str, first: int = 0) -> None:
-    """Stored as ``which_method.json`` or ``which_method_fresh.json`` after each task."""
+    """Stored as ``which_method.json`` or ``which_method_fresh.json`` after each seed of a task."""
     warnings.simplefilter("ignore", UtilityWarning)
-    epsilons = (0.1, 0.3, 1.0, 3.0, 10.0) if options.full else (0.3, 1.0, 3.0)
-    seeds = options.seeds or (20 if options.full else 10 if first else 6)
-    tasks = {key: TASKS[key]() for key in options.tasks}
-    outcomes = {key: Outcomes(title(task), epsilons) for key, task in tasks.items()}
-    if first:
-        for outcome in outcomes.values():
+    seeds = options.seeds or (10 if first else 6)
+    known = stored_outcomes(earlier(file))
+    for key in options.tasks:
+        task = TASKS[key]()
+        outcome = known.setdefault(key, Outcomes(title(task), EPSILONS))
+        if first:
             outcome.searches, outcome.marks = LEADERS, ()
-    resumed(outcomes, file)
-    sizes: dict[str, Any] = {"reduced": not options.full, "first seed": first}
-    start = time.perf_counter()
-    for number in tqdm(range(seeds), desc="seeds"):
-        if time.perf_counter() - start > 60 * options.minutes:
-            break
-        for key, task in tasks.items():
-            if len(outcomes[key].best) <= number:
-                outcomes[key].add(Trial(task, first + number), first + number)
-                sizes["seeds"] = min(len(outcome.best) for outcome in outcomes.values())
-                save(outcomes, sizes, file)
-    print(f"\n{sizes}\n{table(outcomes)}\n")
-    print("Paired differences at 95%, not corrected for the number of comparisons:")
-    print("\n".join(conclusions(outcomes)))
+        for number in tqdm(range(len(outcome.best), seeds), desc=key):
+            outcome.add(Trial(task, first + number), first + number)
+            records = {key: each.record() for key, each in known.items()}
+            save_results(file, {"first seed": first, "delta": DELTA, "tasks": records})
+    for outcome in known.values():
+        print(outcome.title, {name: str(outcome.regret(name, "1")) for name in outcome.losses})
 
 
-def on_generated(options: argparse.Namespace, grid: bool) -> None:
-    """Stored as ``which_unseen_<records>.json`` or ``which_unseen_grid.json`` after each seed."""
-    n = options.records
-    cases = [(name, d, e, n) for name, d in DIMS.items() for e in (0.3, 1.0, 3.0)]
-    file = f"which_unseen_{n}"
-    if grid:
-        cases = [("ripples", d, 1.0, n) for d in (5, 10, 20, 40) for n in (300, 1000, 3000, 10_000)]
-        file = "which_unseen_grid"
-    known = stored_cases(file)
-    for seed in tqdm(range(NUM_SEEN, NUM_SEEN + (options.seeds or (3 if grid else 10)))):
+def on_generated(options: argparse.Namespace, file: str, cases: Sequence[Case], seeds: int) -> None:
+    """Regrets by case and seed, and what they say, after each seed."""
+    known = cases_of(file)
+    every = file == "which_small"
+    for seed in tqdm(range(NUM_SEEN, NUM_SEEN + (options.seeds or seeds)), desc=file):
         for name, d, epsilon, n in cases:
             rows = known.setdefault(f"{name}, d = {d}, n = {n}, epsilon = {epsilon:g}", {})
             if seed not in rows:
-                rows[seed] = generated_regrets(name, d, epsilon, seed, n)
+                rows[seed] = generated_regrets(name, d, epsilon, seed, n, every=every)
         results = {label: judged(rows) for label, rows in known.items()}
-        save_results(file, {"delta": DELTA, "judged": results, "cases": known})
+        summary = small_summary(known) if every else {}
+        save_results(file, {"delta": DELTA, **summary, "judged": results, "cases": known})
     for label, result in results.items():
-        print(f"{label}: {len(known[label])} seeds")
-        for method, interval in result["regret"].items():
-            print(f"  {method}: {shown(interval)}")
-        gap, rival = result["difference to it"], result["best single method"]
-        verdict = "worse" if gap.low > 0 else "better" if gap.high < 0 else "not told apart"
-        print(f"  PrivateSearch - {rival}: {shown(gap)}, {verdict}")
-
-
-def on_small(options: argparse.Namespace) -> None:
-    """Stored as ``which_small.json`` after each seed."""
-    known = stored_cases("which_small")
-    for seed in tqdm(range(NUM_SEEN, NUM_SEEN + (options.seeds or 20))):
-        for name, n, epsilon in SMALL:
-            d = DIMS[name]
-            rows = known.setdefault(f"{name}, d = {d}, n = {n}, epsilon = {epsilon:g}", {})
-            if seed not in rows:
-                rows[seed] = generated_regrets(name, d, epsilon, seed, n, every=True)
-        summary = small_summary(known)
-        judgments = {label: judged(rows) for label, rows in known.items()}
-        save_results(
-            "which_small", {"delta": DELTA, **summary, "judged": judgments, "cases": known}
-        )
-    for method, row in summary["mean of the cells"].items():
-        seeds = f"{summary['beyond 0.6'][method]} of {summary['runs']} beyond {DISASTER}"
-        print(f"{method}: {row.mean:.3f} [{row.low:.3f}, {row.high:.3f}], {seeds}")
-    for label, result in judgments.items():
-        cells = (f"{method} {interval.mean:.2f}" for method, interval in result["regret"].items())
-        print(f"{label}: {', '.join(cells)}")
-
-
-def small_summary(known: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
-    """Over all cells: the mean regret by seed, how many seeds taught nothing, the rules in pairs"""
-    cells = list(known.values())
-    seeds = sorted(set.intersection(*(set(rows) for rows in cells)))
-    methods = list(cells[0][seeds[0]])
-    means = {
-        method: [sum(rows[seed][method] for rows in cells) / len(cells) for seed in seeds]
-        for method in methods
-    }
-    return {
-        "mean of the cells": {method: mean_interval(means[method]) for method in methods},
-        "beyond 0.6": {
-            method: sum(rows[seed][method] > DISASTER for rows in cells for seed in seeds)
-            for method in methods
-        },
-        "runs": len(cells) * len(seeds),
-        "PrivateSearch minus descent only": mean_interval(
-            [a - b for a, b in zip(means["PrivateSearch"], means[FORMER], strict=True)]
-        ),
-    }
+        print(label, {method: str(interval) for method, interval in result["regret"].items()})
+        print(f"  PrivateSearch - {result['best single method']}: {result['difference to it']}")
 
 
 def on_few(options: argparse.Namespace) -> None:
@@ -688,10 +501,29 @@ def on_few(options: argparse.Namespace) -> None:
             rows = [generated_regrets(name, 12, 1.0, seed, 2000, batches) for seed in seeds]
             case = f"{name}, d = 12, n = 2000, epsilon = 1, {13 * batches} evaluations"
             for method in ("PrivateSearch", "permute-and-flip"):
-                interval = mean_interval([row[method] for row in rows])
-                results[f"{case}: {method}"] = interval
-                print(f"{case}: {method}: {shown(interval)}", flush=True)
+                results[f"{case}: {method}"] = mean_interval([row[method] for row in rows])
+                print(f"{case}: {method}: {results[f'{case}: {method}']}", flush=True)
     save_results("which_few", {"seeds": len(seeds), "delta": DELTA, "regret": results})
+
+
+def small_summary(known: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
+    """Over all cells: the mean regret by seed, and how many seeds taught nothing."""
+    cells = list(known.values())
+    seeds = sorted(set.intersection(*(set(rows) for rows in cells)))
+    methods = list(cells[0][seeds[0]])
+    return {
+        "mean of the cells": {
+            method: mean_interval(
+                [sum(rows[seed][method] for rows in cells) / len(cells) for seed in seeds]
+            )
+            for method in methods
+        },
+        "beyond 0.6": {
+            method: sum(rows[seed][method] > DISASTER for rows in cells for seed in seeds)
+            for method in methods
+        },
+        "runs": len(cells) * len(seeds),
+    }
 
 
 def stored_outcomes(stored: dict[str, Any]) -> dict[str, Outcomes]:
@@ -701,6 +533,8 @@ def stored_outcomes(stored: dict[str, Any]) -> dict[str, Outcomes]:
         epsilons = [float(level) for level in task["losses by seed"]["PrivateSearch"]]
         found[key] = Outcomes(task["title"], epsilons)
         found[key].losses = task["losses by seed"]
+        found[key].searches = [name for name in SEARCHES if name in found[key].losses]
+        found[key].marks = [name for name in MARKS if name in found[key].losses]
         found[key].best = task["best by seed"]
         found[key].blind = task["random choice by seed"]
     return found
@@ -709,16 +543,10 @@ def stored_outcomes(stored: dict[str, Any]) -> dict[str, Outcomes]:
 def figures() -> None:
     """``which_method.png`` and ``which_wins.png``, from what is stored."""
     found = differences()
-    for label, levels in found.items():
-        cells = [
-            f"{epsilon}: {gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] against {rival}"
-            for epsilon, (gap, rival) in levels.items()
-        ]
-        print(label, *cells, sep="\n  ")
     print(counts(found))
     if found:
         plot_wins(found)
-    if outcomes := stored_outcomes(read("which_method")):
+    if outcomes := stored_outcomes(earlier("which_method")):
         plot_methods(outcomes)
 
 
@@ -749,34 +577,13 @@ def table_all_methods() -> str:
     return markdown(["", *(f"ε = {e}" for e in LEVELS)], rows)
 
 
-def generated_tasks() -> dict[str, dict[str, Any]]:
-    """What is known of each generated task, by epsilon."""
-    found: dict[str, dict[str, Any]] = {}
-    for records in (2000, 300):
-        for case, judged in stored(f"which_unseen_{records}")["judged"].items():
-            task, level = case.rsplit(", epsilon = ", 1)
-            found.setdefault(task.replace("000", ",000"), {})[level] = judged
-    return found
-
-
 def table_generated_differences() -> str:
     rows = []
-    for task, by in generated_tasks().items():
-        gaps = [by[level]["difference to it"] for level in LEVELS]
+    for label, by in differences(stored).items():
+        gaps = [vars(gap) for gap, _ in by.values()]
         cells = [f"**{plus_minus(g)}**" if g["high"] < 0 else plus_minus(g) for g in gaps]
-        rows.append([task, *cells])
-    return markdown(["task", *(f"ε = {e}" for e in LEVELS)], rows)
-
-
-def table_records_and_dimensions() -> str:
-    judged = stored("which_unseen_grid")["judged"]
-    sizes, methods = (300, 1000, 3000, 10_000), ("PrivateSearch", "DPGIBO", "permute-and-flip")
-    rows = []
-    for d in (5, 10, 20, 40):
-        cases = [judged[f"ripples, d = {d}, n = {n}, epsilon = 1"]["regret"] for n in sizes]
-        cells = [" / ".join(fixed(case[m]["mean"], 2) for m in methods) for case in cases]
-        rows.append([f"d = {d}", *cells])
-    return markdown(["", *(f"n = {n:,}" for n in sizes)], rows)
+        rows.append([label.replace("000", ",000") if "n =" in label else label, *cells])
+    return markdown(["task", *(f"ε = {e}" for e in LEVELS)], rows[-10:])
 
 
 def table_few_evaluations() -> str:
@@ -824,33 +631,40 @@ def table_few_records() -> str:
 
 def main() -> None:
     minutes = {
-        "tasks": 60,
-        "fresh": 40,
-        "generated": 60,
-        "grid": 60,
-        "few": 15,
-        "small": 5,
+        "tasks": 60, "fresh": 40, "generated": 120, "grid": 60, "few": 15, "small": 5,
         "figures": 0.2,
-    }
+    }  # fmt: skip
     parser = BenchmarkParser("which_method", __doc__, minutes=minutes)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--records", type=int, default=2000, help="of ``generated``: 2,000 or 300")
     parser.add_argument("--seeds", type=int, help="of each part; those of the page by default")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no seed after that")
-    parser.add_argument("--full", action="store_true", help="20 seeds, also epsilon = 0.1 and 10")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    parts = {
-        "tasks": lambda: on_tasks(options, "which_method"),
-        "fresh": lambda: on_tasks(options, "which_method_fresh", FIRST_FRESH),
-        "generated": lambda: on_generated(options, grid=False),
-        "grid": lambda: on_generated(options, grid=True),
-        "few": lambda: on_few(options),
-        "small": lambda: on_small(options),
-        "figures": figures,
-    }
+
+    def generated(records: int) -> list[Case]:
+        return [(name, d, e, records) for name, d in DIMS.items() for e in EPSILONS]
+
+    grid = [("ripples", d, 1.0, n) for d in (5, 10, 20, 40) for n in (300, 1000, 3000, 10_000)]
+    small = [
+        (name, DIMS[name], epsilon, n)
+        for name in ("ripples", "plateau", "heavy tails", "noisy losses")
+        for n, epsilon in ((300, 0.3), (100, 1.0))
+    ]
     for part in options.part:
-        parts[part]()
+        if part == "tasks":
+            on_tasks(options, "which_method")
+        elif part == "fresh":
+            on_tasks(options, "which_method_fresh", FIRST_FRESH)
+        elif part == "generated":
+            on_generated(options, "which_unseen_2000", generated(2000), 10)
+            on_generated(options, "which_unseen_300", generated(300), 10)
+        elif part == "grid":
+            on_generated(options, "which_unseen_grid", grid, 3)
+        elif part == "small":
+            on_generated(options, "which_small", small, 20)
+        elif part == "few":
+            on_few(options)
+        else:
+            figures()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Four tuning tasks on real records, and eleven private ways to tune, for ``which_method``.
+"""Four tuning tasks on real records, and eight private ways to tune, for ``which_method``.
 
 Models are trained on a public part of the data; the private records are a random sample of the
 rest, a new one for each seed. A loss is one record's and lies in [0, 1], parameters in the unit
@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 
 import numpy as np
 import torch
@@ -365,80 +365,26 @@ def by_best_of_points(trial: Trial, epsilon: float, seed: int) -> Tensor:
     return X[[draw(unsafe_seed=DRAWS * seed + i).value for i in range(DRAWS)]]
 
 
-# --- Private random search ([Papernot2022], definition 1, theorems 2 and 6, corollary 3): the best
-# --- of a secret random number of noisy points.
-
-#: dp-accounting's name of the distribution of the number of repetitions.
-SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "Poisson": math.inf}
-
-
-@lru_cache(maxsize=64)
-def repeated_scale(epsilon: float, mean: int, shape: float) -> float:
-    """Laplace noise of one repetition over its sensitivity, for (epsilon, DELTA) in all.
-
-    Only a Laplace release is considered: for all three distributions it needs less noise here than
-    a Gaussian one. With truncated negative binomial repetitions (shape below infinity) all of it
-    costs (2 + shape) times the epsilon of one repetition, for any mean, and delta is not needed.
-    """
-    from dp_accounting import calibrate_dp_mechanism, mechanism_calibration, rdp
-    from dp_accounting.dp_event import DpEvent, LaplaceDpEvent, RepeatAndSelectDpEvent
-
-    def accountant() -> rdp.RdpAccountant:
-        return rdp.RdpAccountant(1 + np.geomspace(0.05, 1e6, 150))
-
-    def event(scale: float) -> DpEvent:
-        return RepeatAndSelectDpEvent(LaplaceDpEvent(scale), mean, shape)
-
-    if math.isinf(shape):
-        bracket = mechanism_calibration.ExplicitBracketInterval(1 / epsilon, 1000 / epsilon)
-        return calibrate_dp_mechanism(accountant, event, epsilon, DELTA, bracket, tol=0.01)
-    scale = (2 + shape) / epsilon
-    spent = accountant().compose(event(scale)).get_epsilon(DELTA)
-    if spent > 1.001 * epsilon:
-        raise RuntimeError(f"the accountant finds {spent} where {epsilon} was to be spent")
-    return scale
-
-
-def repetitions(rng: np.random.Generator, mean: int, shape: float) -> int:
-    """A number with the mean; logarithmic and geometric ones are at least 1."""
-    if math.isinf(shape):
-        return int(rng.poisson(mean))
-    if shape == 1:
-        return int(rng.geometric(1 / mean))
-    from scipy.optimize import brentq
-    from scipy.stats import logser
-
-    p = brentq(lambda p: logser.mean(p) - mean, 1e-6, 1 - 1e-9)
-    return int(rng.logseries(p))
-
-
-def by_random_search(shape: float, trial: Trial, epsilon: float, seed: int) -> Tensor:
+# --- Private random search ([Papernot2022], definition 1, theorem 2): the best of a geometric,
+# --- secret number of noisy points costs three times the epsilon of one; no delta is needed.
+def by_random_search(trial: Trial, epsilon: float, seed: int) -> Tensor:
     """As many evaluations as the others *on average*: their number must stay random and secret."""
     task, rng = trial.task, np.random.default_rng(seed)
-    scale = repeated_scale(epsilon, task.evaluations, shape) / task.num_records
+    scale = 3 / epsilon / task.num_records
     chosen = []
     for _ in range(DRAWS):
-        count = repetitions(rng, task.evaluations, shape)
-        tried = rng.integers(len(task.choices), size=max(count, 1))
+        tried = rng.integers(len(task.choices), size=int(rng.geometric(1 / task.evaluations)))
         noisy = trial.choice_means[tried].numpy() + rng.laplace(scale=scale, size=len(tried))
-        # Without a single repetition nothing was seen, and any point will do.
-        chosen.append(tried[noisy.argmin() if count else 0])
+        chosen.append(tried[noisy.argmin()])
     trial.evaluations += task.evaluations
     return task.choices[chosen]
 
 
 # --- Descent. ---
-def by_descent(trial: Trial, epsilon: float, seed: int, start_share: float = 0.0) -> Tensor:
-    task = trial.task
-    average, _ = descend(
-        trial.losses,
-        task.public_losses,
-        task.dim,
-        mu=gaussian_mu(epsilon, DELTA) if math.isfinite(epsilon) else math.inf,
-        steps=task.batches,
-        seed=seed,
-        start_share=start_share,
-    )
+def by_descent(trial: Trial, epsilon: float, seed: int) -> Tensor:
+    task, mu = trial.task, gaussian_mu(epsilon, DELTA)
+    steps = task.batches
+    average = descend(trial.losses, task.public_losses, task.dim, mu=mu, steps=steps, seed=seed)
     return average.unsqueeze(0)
 
 
@@ -476,10 +422,6 @@ def ucb_without_privacy(trial: Trial, epsilon: float, seed: int) -> Tensor:
     return trial.task.choices[[int(exact_mean(trial).argmax())]]
 
 
-def descent_without_privacy(trial: Trial, epsilon: float, seed: int) -> Tensor:
-    return by_descent(trial, math.inf, seed)
-
-
 #: The private ones.
 SEARCHES: dict[str, Search] = {
     "PrivateObjective + GP-UCB": by_ucb,
@@ -487,11 +429,7 @@ SEARCHES: dict[str, Search] = {
     "PrivateObjective + TuRBO": by_turbo,
     "PrivateChoice (conditional)": by_choice,
     "DPGIBO": by_descent,
-    "DPGIBO after private_start": partial(by_descent, start_share=0.3),
-    **{
-        f"private random search, {name}": partial(by_random_search, shape)
-        for name, shape in SHAPES.items()
-    },
+    "private random search, geometric": by_random_search,
     "permute-and-flip, no model": by_best_of_points,
     "PrivateSearch": by_private_search,
 }
@@ -502,5 +440,4 @@ MARKS: dict[str, Search] = {
     "random choice": at_random,
     "middle of the box": in_the_middle,
     "GP-UCB, not private": ucb_without_privacy,
-    "GIBO, not private": descent_without_privacy,
 }

@@ -38,9 +38,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.common import BenchmarkParser, Interval, mean_interval, save_results
+from benchmarks.common import BenchmarkParser, Interval, earlier, mean_interval, save_results
 from benchmarks.tables import markdown, plus_minus, stored
-from benchmarks.which_method import read
 from botorch_dp.objectives import PrivateObjective, per_record_scores
 from botorch_dp.privacy import PrivacyBudget, gaussian_mu
 from botorch_dp.space import Config, Integer, Real, SearchSpace
@@ -414,18 +413,6 @@ def table_obvious_alternatives() -> str:
     )
 
 
-TREES = ("decision tree, d = 2", "decision tree, d = 4", "decision tree, d = 6", "LightGBM, d = 4")
-
-
-TREE_METHODS = {
-    "middle of the space": "middle of the space",
-    "one random configuration": "one random configuration, on average",
-    "Optuna on released scores": "Optuna on released scores",
-    "PrivateSearch": "`PrivateSearch` (a selection)",
-    "Optuna, not private": "Optuna, not private",
-}
-
-
 def table_not_tuning() -> str:
     """Losses of searches and of what is not tuned, in hundredths, with paired differences."""
     middle, usual = "middle of the space", "the library's defaults"
@@ -461,12 +448,12 @@ def main() -> None:
     if options.defaults:
         for data in TABLES:
             found = against_not_tuning(options.seeds, data)
-            stored = read("which_trees")
+            stored = earlier("which_trees")
             stored["defaults"] = {**stored.get("defaults", {}), data: found}
             save_results("which_trees", stored)
         return
-    defaults = read("which_trees").get("defaults", {})
-    cases: dict[str, dict[str, Any]] = read("which_trees").get("cases", {})
+    defaults = earlier("which_trees").get("defaults", {})
+    cases: dict[str, dict[str, Any]] = earlier("which_trees").get("cases", {})
     for key in options.tasks:
         task = TASKS[key]()
         for seed in tqdm(range(options.seeds), desc=key):
