@@ -14,7 +14,6 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
-from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.impute import IterativeImputer, KNNImputer, SimpleImputer
 from sklearn.linear_model import BayesianRidge, LogisticRegression, Ridge
@@ -70,9 +69,7 @@ def test_losses_are_those_of_the_fitted_estimator(loss):
 @pytest.mark.parametrize(
     ("estimator", "loss", "jumps"),
     [
-        (KNeighborsClassifier(), "log", True),
         (make_pipeline(StandardScaler(), KNeighborsClassifier()), "zero_one", True),
-        (HistGradientBoostingClassifier(), "zero_one", True),
         (HistGradientBoostingClassifier(), "brier", True),
         (make_pipeline(StandardScaler(), RandomForestClassifier()), "log", True),
         (CalibratedClassifierCV(HistGradientBoostingClassifier(max_iter=3)), "brier", True),
@@ -128,19 +125,6 @@ def test_brier_lies_between_its_bounds_for_several_classes():
     assert np.allclose(row, distance / 2) and 0 <= row.min() <= row.max() <= 1
 
 
-def test_missing_values_are_scored_by_an_estimator_that_takes_them():
-    features = VALIDATION[0].copy()
-    features[4, 1] = math.nan
-    estimator = HistGradientBoostingClassifier(max_iter=3)
-    space = SearchSpace(max_depth=Integer(1, 5))
-    scores = per_record_scores(estimator, space, TRAIN, (features, VALIDATION[1]), "brier")
-    (row,) = scores([{"max_depth": 2}])
-    model = HistGradientBoostingClassifier(max_iter=3, max_depth=2).fit(*TRAIN)
-    expected = (model.predict_proba(features[4:5])[0, 1] - VALIDATION[1][4]) ** 2
-    assert row[4].item() == pytest.approx(expected)
-    assert not row.isnan().any()
-
-
 def test_sparse_tables_and_tensors_score_as_arrays_do():
     expected = per_record_scores(SVC(), SPACE, TRAIN, VALIDATION)(CONFIGS)
     for form in (sparse.csr_matrix, torch.from_numpy):
@@ -151,17 +135,6 @@ def test_sparse_tables_and_tensors_score_as_arrays_do():
     train = sparse.csr_matrix(X[:30]), TRAIN[1]
     (row,) = per_record_scores(SVC(), SPACE, train, (broken, VALIDATION[1]))(CONFIGS[:1])
     assert row.isnan().nonzero().flatten().tolist() == [3]
-
-
-def test_a_category_that_nobody_has_seen_scores_nan_and_raises_nothing():
-    train = np.array([["a"], ["b"]] * 10, dtype=object)
-    validation = np.array([["a"], ["b"], ["never seen"]], dtype=object)
-    labels = np.array([0, 1] * 10)
-    estimator = make_pipeline(OneHotEncoder(), LogisticRegression())
-    space = SearchSpace(logisticregression__C=Real(0.1, 10.0))
-    scores = per_record_scores(estimator, space, (train, labels), (validation, np.array([0, 1, 0])))
-    (row,) = scores([{"logisticregression__C": 1.0}]).tolist()
-    assert row[:2] == [0.0, 0.0] and math.isnan(row[2])
 
 
 def month(frame):
@@ -260,17 +233,6 @@ def test_columns_have_the_types_of_public_ones_or_are_refused():
         per_record_scores(estimator, space, (ids, labels), (ids.copy(deep=True), labels[:]))
 
 
-def test_texts_come_in_lists_arrays_and_columns():
-    texts, labels = ["good film", "bad film"] * 10, [1, 0] * 10
-    space = SearchSpace(logisticregression__C=Real(0.1, 10.0))
-    pipeline = make_pipeline(CountVectorizer(), LogisticRegression())
-    for form in (list, np.array, pd.Series):
-        (row,) = per_record_scores(
-            pipeline, space, (form(texts), labels), (form(texts), labels[:])
-        )([{"logisticregression__C": 1.0}])
-        assert row.tolist() == [0.0] * 20
-
-
 def test_what_is_wrong_with_the_estimator_is_shown():
     space = SearchSpace(n_neighbors=Integer(1, 100))
     scores = per_record_scores(KNeighborsClassifier(), space, TRAIN, VALIDATION)
@@ -283,7 +245,6 @@ def test_what_is_wrong_with_the_estimator_is_shown():
     [
         ({"space": SearchSpace(D=Real(0, 1))}, ValueError, "'D'"),
         ({"validation": (X, Y[:-1])}, ValueError, "as many rows"),
-        ({"validation": (X[:0], Y[:0])}, ValueError, "as many rows"),
         ({"loss": "roc_auc_ovr"}, ValueError, "compares no records"),
         ({"loss": None}, ValueError, "one of"),
         ({"train": (X, np.where(Y, "y", "n"))}, TypeError, "are numbers"),

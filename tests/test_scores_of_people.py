@@ -163,14 +163,8 @@ def test_scores_of_an_estimator_carry_their_groups() -> None:
     with pytest.raises(ValueError, match="no person has a score"):
         PrivateObjective(ranked, bounds=(0.0, 1.0), mu=0.1)
     with pytest.raises(TypeError, match="PrivateObjective and PrivateSearch take"):
-        DPGIBO(
-            scores,
-            torch.zeros(1, dtype=torch.double),
-            kernel=kernels.RBFKernel(),
-            mu=1.0,
-            steps=2,
-            clip_norm=1.0,
-        )
+        how = {"kernel": kernels.RBFKernel(), "mu": 1.0, "steps": 2, "clip_norm": 1.0}
+        DPGIBO(scores, torch.zeros(1, dtype=torch.double), **how)
 
 
 def test_a_search_with_scikit_learns_habits() -> None:

@@ -30,7 +30,7 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from sklearn.svm import SVC
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 
 import botorch_dp as bdp
 from botorch_dp import Integer, PrivacyBudget, PrivacyLedger, Real, SearchSpace
@@ -205,19 +205,6 @@ def test_a_loss_works_or_is_refused(row: str, place: str) -> None:
     assert torch.allclose(moved, clipped_sum(case, records), atol=1e-3)
     other = train(records.exchange(), ledger)
     assert 0.01 < N * float((weights(model) - weights(other)).norm()) < 2.001  # 2 clipping norms
-
-
-@pytest.mark.parametrize("how", ["a subset", "several sets"])
-@pytest.mark.parametrize("place", TRAINING)
-def test_a_record_that_comes_twice_is_refused(place: str, how: str) -> None:
-    """Oversampling: one record in two rows is clipped twice."""
-    records, ledger = Records("classes"), PrivacyLedger(budget=PrivacyBudget(1e4, 0.5))
-    twice: Any = Subset(records, [0, *range(N - 1)])
-    twice = twice if how == "a subset" else ConcatDataset([records, records])
-    twice.like = records.like
-    row = LOSSES["cross entropy"]
-    outcome(lambda: TRAINING[place](row, twice, ledger), "several rows", ledger)
-    assert records.read == 0
 
 
 def test_a_selection_says_that_train_is_not_looked_into() -> None:

@@ -93,14 +93,6 @@ def test_works_in_single_precision() -> None:
     assert (values <= 0).all()
 
 
-def test_more_points_never_hurt() -> None:
-    acqf = GradientTrace(fixed_gp(), centre())
-    X = torch.rand(10, D, dtype=torch.double)
-    values = torch.stack([acqf(X[: i + 1]) for i in range(10)])
-    assert (values.diff(dim=0) >= -1e-9).all()
-    assert values[0] >= -acqf.beliefs[0].trace - 1e-9
-
-
 def test_pending_points_count_as_observed() -> None:
     model = fixed_gp()
     pending = torch.rand(2, D, dtype=torch.double)
@@ -292,12 +284,3 @@ def test_initial_conditions_keep_fixed_features_and_leave_constraints_to_botorch
         with pytest.raises(ValueError, match="`bounds` must"):
             gen_gradient_trace_initial_conditions(acqf, bounds, 2, 2, 8)
     assert gen_batch_initial_conditions(acqf, unit_box(D), 2, 2, 8).shape == (2, 2, D)
-
-
-def test_the_model_is_left_alone_and_single_precision_refused() -> None:
-    model = fixed_gp()
-    acqf = GradientTrace(model, centre())
-    with pytest.raises(ValueError, match="float32"):
-        acqf(torch.rand(2, D))
-    assert next(model.parameters()).dtype == torch.double
-    assert model.train_inputs[0].dtype == torch.double

@@ -15,7 +15,6 @@ from botorch.models.transforms import Normalize, Standardize
 from botorch.optim import optimize_acqf, optimize_acqf_mixed
 from botorch.utils.multi_objective.box_decompositions.non_dominated import (
     FastNondominatedPartitioning,
-    NondominatedPartitioning,
 )
 from botorch.utils.multi_objective.hypervolume import Hypervolume
 from botorch.utils.multi_objective.pareto import is_non_dominated
@@ -167,23 +166,6 @@ class TestValues:
         assert values[0] - values[1] == pytest.approx(norm.logcdf(-40) - norm.logcdf(-80), 1e-12)
 
     @pytest.mark.parametrize("kind", BOTH)
-    @pytest.mark.parametrize("num_objectives", [2, 3])
-    def test_order_and_duplicates_of_the_front_do_not_matter(
-        self, kind: type, num_objectives: int
-    ) -> None:
-        mean, std, front = random_problem(num_objectives, seed=1)
-        value = evaluate(kind, mean, std, front)
-        shuffled = torch.vstack([front, front[3:7], front.flip(0) - 0.1])[torch.randperm(28)]
-        torch.testing.assert_close(evaluate(kind, mean, std, shuffled), value)
-
-    @pytest.mark.parametrize("kind", BOTH)
-    def test_any_exact_partitioning_will_do(self, kind: type) -> None:
-        mean, std, front = random_problem(3, seed=2)
-        other = NondominatedPartitioning(torch.zeros(3, **DOUBLE), Y=front)
-        value = evaluate(kind, mean, std, front)
-        torch.testing.assert_close(evaluate(kind, mean, std, front, partitioning=other), value)
-
-    @pytest.mark.parametrize("kind", BOTH)
     def test_ties_in_the_front(self, kind: type) -> None:
         """Coordinates that coincide, also with the mean, must not count a cell twice."""
         front = torch.tensor([[1.0, 2, 3], [1, 3, 2], [2, 1, 3], [2, 2, 2], [3, 1, 1]], **DOUBLE)
@@ -326,13 +308,6 @@ class TestRealModels:
         )
         value = function(X)
         torch.testing.assert_close(value, expected)
-        step = 1e-6 * torch.randn(5, 1, 3, **DOUBLE)
-        gradient = torch.autograd.grad(value.sum(), X)[0]
-        with torch.no_grad():
-            change = function(X + step) - function(X - step)
-        torch.testing.assert_close(
-            change, 2 * (gradient * step).sum((-1, -2)), rtol=1e-3, atol=1e-9
-        )
 
     @pytest.mark.parametrize("kind", BOTH)
     def test_model_is_left_alone(self, kind: type) -> None:
@@ -347,15 +322,6 @@ class TestRealModels:
         assert all(torch.equal(part, state[name]) for name, part in model.state_dict().items())
         assert model.train_targets.shape[-1] == 10
         torch.testing.assert_close(model.posterior(X).variance, before)
-
-    def test_batches(self) -> None:
-        function = on_toy_model(LogHypervolumeProbabilityOfImprovement, toy_model("list"))
-        X = torch.rand(2, 4, 1, 3, **DOUBLE)
-        values = function(X)
-        assert values.shape == (2, 4)
-        torch.testing.assert_close(values[1, 2], function(X[1, 2]).squeeze(0))
-        with pytest.raises(AssertionError, match="q=1"):
-            function(torch.rand(4, 2, 3, **DOUBLE))
 
     @pytest.mark.parametrize("kind", BOTH)
     def test_batched_model_and_batched_fronts(self, kind: type) -> None:
@@ -477,28 +443,6 @@ class TestPendingPoints:
             function.set_X_pending(None)
         assert torch.equal(exact(best), before[0]) and torch.equal(logarithm(best), before[1])
 
-    def test_given_at_construction(self) -> None:
-        model, X = toy_model("transforms"), torch.rand(2, 3, **DOUBLE)
-        early = on_toy_model(LogHypervolumeProbabilityOfImprovement, model, X_pending=X)
-        late = on_toy_model(LogHypervolumeProbabilityOfImprovement, model)
-        late.set_X_pending(X)
-        torch.testing.assert_close(early(X.unsqueeze(1)), late(X.unsqueeze(1)))
-
-    def test_no_pending_points_is_none(self) -> None:
-        model, X = toy_model("plain"), torch.rand(2, 1, 3, **DOUBLE)
-        function = on_toy_model(LogHypervolumeProbabilityOfImprovement, model)
-        before = function(X)
-        function.set_X_pending(X[:0, 0])
-        assert torch.equal(function(X), before)
-
-    def test_points_of_another_dimension_are_refused(self) -> None:
-        function = on_toy_model(LogHypervolumeProbabilityOfImprovement, toy_model("plain"))
-        X = torch.rand(2, 1, 3, **DOUBLE)
-        value = function(X)
-        with pytest.raises(ValueError, match=r"`X_pending` of shape \(5, 2\) cannot"):
-            function.set_X_pending(torch.rand(5, 2, **DOUBLE))
-        assert function.X_pending is None and torch.equal(function(X), value)
-
     def test_deterministic_outcomes_need_no_conditioning(self) -> None:
         known = GenericDeterministicModel(lambda X: toy_outcomes(X)[..., :1], num_outputs=1)
         model = ModelList(known, toy_model("list").models[1])
@@ -530,20 +474,6 @@ class TestArguments:
             HypervolumeProbabilityOfImprovement(
                 model, **{"ref_point": [0.0, 0.0], "partitioning": partition(front), **options}
             )
-
-    def test_temperature(self) -> None:
-        mean, std, front = random_problem(2, seed=0)
-        with pytest.raises(ValueError, match="`tau_relu` must be positive"):
-            evaluate(LogHypervolumeProbabilityOfImprovement, mean, std, front, tau_relu=0.0)
-
-    def test_lists_keep_double_precision(self) -> None:
-        mean, std, front = random_problem(2, seed=0)
-        ref_point = torch.tensor([-0.1, 0.3], **DOUBLE)
-        options = {"partitioning": partition(front, ref_point), "weights": [0.1, -0.7]}
-        function = acquisition(HypervolumeProbabilityOfImprovement, mean, std, front, **options)[0]
-        assert function.weights.tolist() == [0.1, -0.7]
-        function = HypervolumeProbabilityOfImprovement(function.model, [-0.1, 0.3], **options)
-        assert function.ref_point.tolist() == [-0.1, 0.3]
 
     def test_precision_of_the_front(self) -> None:
         model = toy_model("plain")

@@ -129,11 +129,6 @@ def test_a_missing_reference_is_asked_for(X: Tensor, Y: Tensor) -> None:
         )
 
 
-def test_missing_points_are_asked_for(X: Tensor, Y: Tensor) -> None:
-    with pytest.raises(ValueError, match="`X_baseline` or `training_data`"):
-        build(HypervolumeProbabilityOfImprovement, SingleTaskGP(X, Y), ref_point=[0.0, 0.0, 0.0])
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -76,32 +75,6 @@ def test_a_resumed_run_continues_bit_for_bit(
     assert result.guarantee == whole.guarantee
 
 
-def test_a_resumed_run_pays_for_no_step_twice(tmp_path: Path) -> None:
-    fail_at = 3
-    with PrivacyLedger(budget=PrivacyBudget(3.0, 1e-5)) as ledger:
-        run_until_power_cut(tmp_path / "run", fail_at, ledger=ledger, unsafe_seed=None)
-        assert len(ledger.entries()) == fail_at  # the step that failed was charged
-        whole = descent(ledger=ledger, **REAL).run(checkpoint=tmp_path / "run")
-        assert len(ledger.entries()) == 6
-        # A finished run is only loaded: nothing is read, nothing is spent.
-        losses = Losses()
-        again = descent(losses, ledger=ledger, **REAL).run(checkpoint=tmp_path / "run")
-        assert again.guarantee.nominal.mu == 0.6
-        assert torch.equal(again.trajectory.value, whole.trajectory.value)
-        assert losses.calls == 0
-        assert len(ledger.entries()) == 6
-
-
-def test_the_file_is_for_its_owner_and_says_so(tmp_path: Path) -> None:
-    descent(**SETTINGS).run(checkpoint=tmp_path / "run")
-    # Nothing lies beside it.
-    assert list(tmp_path.iterdir()) == [tmp_path / "run"]
-    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o600
-    with sqlite3.connect(tmp_path / "run") as file:
-        ((notice,),) = file.execute("SELECT words FROM notice").fetchall()
-    assert "SENSITIVE" in notice
-
-
 def test_losses_out_of_use_are_deleted(tmp_path: Path) -> None:
     descent(max_points=9, **SETTINGS).run(checkpoint=tmp_path / "run")
     with sqlite3.connect(tmp_path / "run") as file:
@@ -147,15 +120,3 @@ def test_a_ledger_that_comes_or_goes_is_refused(tmp_path: Path) -> None:
             run_until_power_cut(path, 3, unsafe_seed=None, ledger=begun_with)
             with pytest.raises(PrivacyError, match="`charged`"):
                 descent(ledger=goes_on_with, **REAL).run(checkpoint=path)
-
-
-def test_the_file_goes_ahead_of_an_object_that_has_let_it_go(tmp_path: Path) -> None:
-    """What the file holds counts, whoever has taken the steps."""
-    whole = descent(**SETTINGS).run()
-    run = descent(Losses(fail_at=3), **SETTINGS)
-    with pytest.raises(PowerCut):
-        run.run(checkpoint=tmp_path / "run")
-    run_until_power_cut(tmp_path / "run", 3)  # two more steps
-    assert run.steps_taken == 2
-    run.step()
-    assert torch.equal(run.result.trajectory.value, whole.trajectory.value[:6])

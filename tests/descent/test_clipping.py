@@ -199,17 +199,6 @@ def test_no_loss_is_shown() -> None:
     assert "sensitive" in repr(observations)
 
 
-def test_what_a_record_says_never_raises() -> None:
-    record = [math.nan, math.inf, -math.inf, 1e308, 1e-310, 5e-324]
-    answers = torch.tensor([record] * 4, dtype=torch.double)
-    observations = empty()
-    factor, _ = observations.factor.extended(X)
-    losses = observations.with_batch(factor, read_losses(lambda _: answers, X, 6), 0).losses[-1]
-    assert losses[0, :3].isnan()[0] and losses[0, 1:3].isinf().all()
-    assert (losses[:, 3] == 1e308).all()
-    assert (losses[:, 4:].view(torch.int64) == 0).all()  # subnormal numbers would take longer
-
-
 def test_losses_get_the_dtype_of_the_points_and_no_graph() -> None:
     parameter = torch.ones(4, 3, requires_grad=True)
     losses = read_losses(lambda _: parameter * 2, X, None)

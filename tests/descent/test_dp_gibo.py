@@ -131,19 +131,6 @@ def test_iterates_and_points_stay_in_the_box() -> None:
     assert ((points >= 0) & (points <= 1)).all()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        partial(torch.optim.Adagrad, lr=0.2),
-        partial(torch.optim.Adam, lr=0.05),
-        partial(torch.optim.SGD, lr=0.1, momentum=0.5),
-    ],
-)
-def test_torch_optimizers_take_the_private_gradient(make: Any) -> None:
-    run = descent(step_size=make, mu=5.0, steps=40, unsafe_seed=1)
-    assert (run.run().average.value - records().mean(0)).norm() < 0.1
-
-
 def test_noisy_observations_are_modelled() -> None:
     generator = torch.Generator().manual_seed(0)
 
@@ -262,12 +249,6 @@ def test_an_interrupted_step_is_repeated_and_charged_once() -> None:
         run.run()
         assert len(ledger.entries()) == 4
     assert torch.equal(calls[1], calls[2])
-    calls.clear()
-    simulated = descent(losses, steps=4, mu=0.6, unsafe_seed=9)
-    with pytest.raises(KeyboardInterrupt):
-        simulated.run()
-    whole = descent(steps=4, mu=0.6, unsafe_seed=9).run()
-    assert torch.equal(simulated.run().trajectory.value, whole.trajectory.value)
 
 
 # --- No record can break it. ---

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 import pickle
 import sqlite3
@@ -268,27 +267,6 @@ def test_an_iterate_is_stored_before_it_can_be_read(tmp_path: Path) -> None:
     assert looks == [(0, 1), (1, 2), (2, 3)]
 
 
-def test_a_replayed_gradient_asks_again_for_its_losses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = Disk(monkeypatch)
-    with PrivacyLedger(tmp_path / "a.ledger", PLENTY) as ledger:
-        asked: list[Tensor] = []
-
-        def losses(X: Tensor) -> Tensor:
-            asked.append(X)
-            return small_losses(X)
-
-        disk.at, disk.action = 4, disk.fail
-        with pytest.raises((PrivacyError, sqlite3.OperationalError)):
-            tiny(ledger, losses=losses).run(checkpoint=tmp_path / "run")
-        disk.at = None
-        result = tiny(ledger, losses=losses).run(checkpoint=tmp_path / "run")
-        assert len(asked) == 4 and torch.equal(asked[0], asked[1])
-        assert len(ledger.entries()) == 3
-        assert len(result.diagnostics.not_finite) == 3
-
-
 # What is refused, and what has no noise.
 
 
@@ -305,34 +283,7 @@ def test_what_cannot_run_is_refused_before_it_is_charged(tmp_path: Path) -> None
         assert not ledger.entries()
 
 
-def test_without_noise_there_is_no_door(tmp_path: Path) -> None:
-    losses = FailsAt(2)
-    plain = partial(tiny, mu=math.inf, clip_norm=math.inf)
-    with pytest.raises(PowerCut):
-        plain(losses=losses).run(checkpoint=tmp_path / "run")
-    assert released(plain(), tmp_path / "run") == released(plain())
-    with sqlite3.connect(tmp_path / "run") as connection:
-        assert connection.execute("SELECT COUNT(*) FROM released").fetchone() == (0,)
-
-
 # A private start
-
-
-def test_a_start_is_replayed_under_its_key(tmp_path: Path) -> None:
-    path = tmp_path / "a.ledger"
-    with PrivacyLedger(path, PLENTY) as ledger:
-        first = start(ledger, key="start")
-    with PrivacyLedger(path) as ledger:
-        # The points are other ones each time; what was released is a point and not its number.
-        assert [start(ledger, must_not_be_read, key="start") for _ in range(3)] == [first] * 3
-        assert len(ledger.entries()) == 1
-        with pytest.raises(PrivacyError, match="released as something else"):
-            start(ledger, must_not_be_read, key="start", bounds=(0.0, 2.0))
-        for _ in range(2):
-            with pytest.raises(ZeroDivisionError):
-                start(ledger, lambda X: 1 / 0, key="other")
-        start(ledger, key="other")
-        assert len(ledger.entries()) == 2
 
 
 def test_the_run_of_these_tests_can_be_pickled() -> None:

@@ -13,7 +13,7 @@ from botorch.models import SingleTaskGP
 from gpytorch.kernels import MaternKernel
 from torch import Tensor
 
-from botorch_dp.descent import DescentPlan, Design
+from botorch_dp.descent import Design
 from botorch_dp.descent.settings import (
     DescentSettings,
     kernel_settings,
@@ -119,19 +119,6 @@ def test_a_whole_run_fits_its_budget_exactly(steps: int) -> None:
         assert len(ledger.entries()) == steps
 
 
-def test_a_seed_takes_the_promise_away() -> None:
-    simulated = settings(unsafe_seed=0)
-    assert simulated.guarantee().status == "none"
-    assert simulated.guarantee().nominal == settings().guarantee()
-    assert simulated.step_price == settings().step_price.simulated()
-
-
-def test_only_plain_gibo_may_do_without_clipping() -> None:
-    assert settings(mu=math.inf, clip_norm=math.inf).clip_norm == math.inf
-    with pytest.raises(ValueError, match="`clip_norm` must be finite"):
-        settings(clip_norm=math.inf)
-
-
 def test_described_in_what_json_can_hold() -> None:
     described = settings(design=Design(radius=[0.3, 0.1])).to_dict()  # type: ignore[arg-type]
     of_settings, of_design = DescentSettings.__dataclass_fields__, Design.__dataclass_fields__
@@ -148,26 +135,6 @@ def test_kernels_are_told_apart_by_class_and_hyper_parameters() -> None:
 
 
 # --- Plans. ---
-
-
-def plan(noise_std: float) -> DescentPlan:
-    return DescentPlan(
-        num_records=100,
-        num_parameters=4,
-        steps=25,
-        evaluations=125,
-        clip_norm=1.0,
-        noise_std=noise_std,
-        table_bytes=100_000,
-        guarantee=settings().guarantee(),
-    )
-
-
-def test_a_hopeless_setting_is_called_so() -> None:
-    assert plan(0.1).noise_to_clip == pytest.approx(0.2)
-    assert plan(0.1).advice.startswith("Workable")
-    assert plan(1.0).advice.startswith("Noisy")
-    assert plan(10.0).advice.startswith("Hopeless")
 
 
 # --- Results. ---

@@ -196,18 +196,6 @@ def test_labels_of_another_type_are_refused_whatever_they_are(classes: Any, labe
     assert len(ledger.entries()) == 0
 
 
-@pytest.mark.parametrize("odd", [None, 1.5, [1], np.ones(2), np.nan, "unknown"])
-def test_one_object_among_text_decides_nothing_about_the_others(odd: Any) -> None:
-    X, y = blobs(300)
-    seeded = clone(CLASSIFIERS[0]).set_params(unsafe_seed=3)
-    fitted = []
-    for value in ("perhaps", odd):
-        labels = y.astype(object)
-        labels[0] = value
-        fitted.append(clone(seeded).fit(X, labels).decision_function(X))
-    assert np.array_equal(*fitted)
-
-
 @pytest.mark.parametrize(
     "X",
     [
@@ -222,13 +210,6 @@ def test_one_object_among_text_decides_nothing_about_the_others(odd: Any) -> Non
 def test_features_of_another_type_or_form_are_refused(X: Any) -> None:
     with pytest.raises(ValueError, match="`X`"):
         clone(CLASSIFIERS[0]).fit(X, blobs(300)[1])
-
-
-def test_frames_of_numbers_keep_their_names() -> None:
-    X, y = blobs(300)
-    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1].astype(int), "c": X[:, 2] > 0})
-    fitted = clone(CLASSIFIERS[0]).fit(frame, y)
-    assert list(fitted.feature_names_in_) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -352,9 +333,7 @@ def test_a_plan_reads_types_only_and_says_where_bounds_should_be_stated() -> Non
     plan = classifier.plan(20_000, Unread(frame))
     assert "Ranges of 4 columns, found with 2% of the budget" in str(plan)
     with pytest.warns(UserWarning, match="state bounds for as many of the 40 columns"):
-        few = classifier.plan(200, 40)
-    assert "state bounds" in str(few)
-    assert "state bounds" not in str(classifier.plan(20_000, 40))
+        classifier.plan(200, 40)
     flags = classifier.plan(200, frame[["flag", "kind"]])
     assert "Ranges" not in str(flags) and len(flags.guarantee.losses) == 1
     known = clone(classifier).set_params(bounds={name: (0, 1) for name in ("far", "day", "zoned")})

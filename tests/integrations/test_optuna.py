@@ -96,22 +96,6 @@ def test_pending_trials_are_taken_into_account(tmp_path: Path) -> None:
         assert len({tuple(config.values()) for config in configs}) == 3
 
 
-def test_a_trial_without_a_proposal_is_expected_to_get_its_own() -> None:
-    """Of processes that propose at one time, each knows what the others are about to propose."""
-    one = optuna.create_study(directions=DIRECTIONS, sampler=sampler())
-    one.optimize(objective, n_trials=5)
-    own = sampler()
-    before = one.get_trials()
-    first = own._proposed(before, True)
-    blank = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
-    blank.number = 5
-    stored = optuna.trial.create_trial(
-        state=optuna.trial.TrialState.RUNNING, system_attrs={"botorch_dp:config": first}
-    )
-    stored.number = 5
-    assert own._proposed([*before, blank], True) == own._proposed([*before, stored], True) != first
-
-
 def test_failed_pruned_and_foreign_trials_do_no_harm() -> None:
     def failing(trial: Any) -> tuple[float, float]:
         config = suggest(trial, SPACE)
@@ -184,32 +168,12 @@ def test_values_that_cannot_be_are_refused(values: Any, message: str) -> None:
         suggest(wrong.ask(), SPACE)
 
 
-def test_an_epsilon_may_be_rounded() -> None:
-    rounded = optuna.create_study(directions=DIRECTIONS, sampler=sampler())
-    rounded.optimize(lambda t: (round(objective(t)[0], 2), 1.0), n_trials=3)
-
-
 def test_only_what_is_asked_for_is_sampled() -> None:
     fixed = optuna.samplers.PartialFixedSampler({"noise": 2.0}, sampler())
     one = optuna.create_study(directions=DIRECTIONS, sampler=fixed)
     one.optimize(objective, n_trials=6)
     assert {trial.params["noise"] for trial in one.trials} == {2.0}
     assert len({trial.params["rate"] for trial in one.trials}) == 6
-
-
-def test_an_enqueued_trial_counts_by_its_own_parameters_while_it_runs() -> None:
-    own = sampler()
-    one = optuna.create_study(directions=DIRECTIONS, sampler=own)
-    one.enqueue_trial({"noise": 1.0, "rate": 0.1})
-    one.enqueue_trial({"noise": 2.0})
-    (waiting, partly) = one.get_trials()
-    assert own._config_of(waiting) == {"noise": 1.0, "rate": 0.1} and own._config_of(partly) is None
-    running, second = one.ask(), one.ask()
-    assert own._config_of(one.trials[0]) == suggest(running, SPACE) == {"noise": 1.0, "rate": 0.1}
-    expected = own._config_of(one.trials[1], {"noise": 5.0, "rate": 0.5})
-    assert expected == {"noise": 2.0, "rate": 0.5}
-    assert suggest(second, SPACE) == own._config_of(one.trials[1])
-    assert one.trials[1].params["noise"] == 2.0
 
 
 def test_every_kind_of_parameter() -> None:

@@ -141,13 +141,9 @@ class Flattened(RBFKernel):
 @pytest.mark.parametrize(
     ("kernel", "known"),
     [
-        (RBFKernel(), True),
         (ScaleKernel(MaternKernel(nu=2.5)), True),
-        (RBFKernel(active_dims=(1,)), True),
-        (RBFKernel() + MaternKernel(nu=1.5), False),
         (Flattened(), False),
         (ScaleKernel(RBFKernel() + Flattened()), False),
-        (RBFKernel() * PeriodicKernel(), False),
     ],
 )
 def test_known_kernels_have_a_closed_form_and_others_are_asked(kernel, known):
@@ -198,14 +194,6 @@ def test_information_gain_is_half_the_log_determinant():
     )
 
 
-def test_prior_before_any_observation():
-    choices = torch.rand(7, 2, dtype=torch.double)
-    gp = FiniteSetGP(choices, kernel=LinearKernel(), noise_std=0.3)
-    assert torch.equal(gp.mean, torch.zeros(7, dtype=torch.double))
-    torch.testing.assert_close(gp.variance, math.log(2) * choices.square().sum(-1))
-    assert (gp.num_observations, gp.information_gain, gp.num_choices) == (0, 0.0, 7)
-
-
 def test_a_choice_without_prior_variance_stays_known():
     gp = FiniteSetGP(torch.zeros(1, 1).double(), kernel=LinearKernel(), noise_std=0.0)
     gp.observe(0, 0.5)
@@ -231,33 +219,6 @@ def test_keeps_dtype_and_the_kernel_it_was_given():
     gp.observe(2, float(before[2]))
     assert not gp.mean.requires_grad
     assert (gp.mean < before[2] + 1e-6).all()
-
-
-def test_grows_past_its_first_capacity():
-    choices = torch.rand(20, 2, dtype=torch.double)
-    indices = torch.randint(20, (70,)).tolist()
-    values = torch.randn(70, dtype=torch.double)
-    gp = observed(FiniteSetGP(choices, kernel=RBFKernel(), noise_std=0.5**0.5), indices, values)
-    gram = RBFKernel().double()(choices).to_dense().detach()
-    mean, variance = dense_posterior(gram, indices, values, 0.5)
-    torch.testing.assert_close(gp.mean, mean, rtol=0, atol=1e-10)
-    torch.testing.assert_close(gp.variance, variance, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("index", [-1, 5])
-def test_refuses_an_index_out_of_range(index):
-    gp = FiniteSetGP(torch.rand(5, 2).double(), kernel=RBFKernel(), noise_std=0.3)
-    with pytest.raises(ValueError, match="`index` must be from 0 to 4"):
-        gp.observe(index, 1.0)
-
-
-@pytest.mark.parametrize("y", [math.nan, math.inf, -math.inf])
-def test_refuses_a_value_that_is_no_number_and_stays_as_it_was(y):
-    gp = FiniteSetGP(torch.rand(5, 2).double(), kernel=RBFKernel(), noise_std=0.3)
-    with pytest.raises(ValueError, match="`y`"):
-        gp.observe(0, y)
-    assert gp.num_observations == 0
-    assert torch.equal(gp.mean, torch.zeros(5, dtype=torch.double))
 
 
 @pytest.mark.parametrize(

@@ -140,14 +140,6 @@ def test_closed_forms_are_differentiable_in_the_points(name: str) -> None:
     assert torch.autograd.gradcheck(lambda Z: derivatives.gradient(LOCATION, Z), (X,))
 
 
-def test_matern_gradient_covariance_by_hand() -> None:
-    kernel = MaternKernel(nu=2.5, ard_num_dims=D).double()
-    kernel.lengthscale = torch.tensor([0.5, 1.0, 2.0], dtype=torch.double)
-    covariance = kernel_derivatives(kernel, like=LOCATION).gradient_covariance(LOCATION)
-    expected = torch.diag(torch.tensor([5 / 3 / 0.25, 5 / 3, 5 / 3 / 4], dtype=torch.double))
-    torch.testing.assert_close(covariance, expected, rtol=1e-14, atol=0)
-
-
 @pytest.mark.parametrize("nu", [0.5, 1.5])
 @pytest.mark.parametrize("wrap", [lambda k: k, ScaleKernel])
 def test_rough_matern_kernels_are_refused(nu: float, wrap) -> None:  # type: ignore[no-untyped-def]

@@ -83,11 +83,6 @@ def test_public_gp_names_the_wrong_argument(arguments, match):
         public_gp(options.pop("train_X"), options.pop("train_Y"), **options)
 
 
-def test_public_gp_refuses_a_function_as_kernel():
-    with pytest.raises(TypeError, match="`kernel`"):
-        public_gp(X, Y, kernel=torch.exp, noise_std=0.3)
-
-
 def test_plain_frozen_models_pass():
     check_public(frozen(), unit_variance=True)
     zero_constant = ConstantMean()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +82,6 @@ def test_dropout_resumes_too(tmp_path: Path) -> None:
     assert torch.equal(weights(resumed.model), weights(each.fit(**SETTINGS, seed=4).model))
 
 
-def test_the_file_is_private_and_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "a.run"
-    interrupted(path, 12, seed=0, sampling="without_replacement")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert b"SENSITIVE" in path.read_bytes()
-    assert [p.name for p in tmp_path.iterdir()] == ["a.run"]
-
-
 def test_a_model_that_was_shown_is_the_model(tmp_path: Path) -> None:
     """Stopped and handed out: what was shown under a charge is not shown again as another one."""
     path = tmp_path / "a.run"
@@ -166,9 +157,3 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=name):
             other.fit(**SETTINGS, seed=4, checkpoint=path)
     assert path.read_bytes() == before
-
-
-def test_a_missing_folder_is_noticed_before_training(tmp_path: Path) -> None:
-    each = trainer()
-    with pytest.raises(PrivacyError, match="does not exist"):
-        each.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "absent" / "run")

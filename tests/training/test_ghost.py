@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from botorch_dp.training import (
@@ -20,7 +18,6 @@ from botorch_dp.training import (
 )
 from botorch_dp.training.engines import contributions, per_record
 from botorch_dp.training.engines.base import Batches
-from botorch_dp.training.engines.contributions import Products
 from botorch_dp.training.engines.ghost import GhostEngine
 from botorch_dp.training.engines.per_record import PerRecordEngine
 from botorch_dp.training.networks import logistic_loss
@@ -28,7 +25,6 @@ from botorch_dp.training.records import TrainingRecords
 from tests.training.helpers import (
     SETTINGS,
     clipped_sum,
-    flat,
     linear_loss,
     made,
     make_data,
@@ -110,32 +106,6 @@ class Stacked(nn.Module):
         return self.head(self.layers(X, first)[0].mean(dim=1))
 
 
-def half_frozen() -> nn.Module:
-    """A recurrent layer of whose map of states only the bias is trained."""
-    model = Recurrent(nn.LSTM, 5)
-    model.layer.weight_hh_l0.requires_grad_(False)
-    return model
-
-
-class Residual(nn.Module):
-    """Changes the outputs of its layers where they are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.norms = nn.ModuleList([nn.GroupNorm(2, 4), nn.GroupNorm(1, 4), nn.RMSNorm(4)])
-        self.wide, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, X: Tensor) -> Tensor:
-        kept = F.relu(self.norms[0](self.first(X)), inplace=True)
-        hidden = self.norms[1](self.second(kept))
-        hidden += kept
-        hidden = self.norms[2](hidden.relu_().mean(dim=(2, 3)))
-        hidden = self.wide(hidden).tanh_() + hidden
-        hidden *= 2
-        return self.head(hidden)
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], TrainTest]] = {
     "convolutions": (
         lambda: headed(
@@ -156,9 +126,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], TrainTest]] = {
     ),
     "torch's LSTM": (lambda: Recurrent(nn.LSTM, 5), sequences()),
     "both directions": (Stacked, sequences()),
-    "half frozen": (half_frozen, sequences()),
     "positions": (Positions, tokens()),
-    "changed in place": (Residual, images()),
 }
 
 
@@ -205,45 +173,6 @@ def test_rows_of_long_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contributions, "_FEW_PLACES", 0)
     long = sums(engine_of(model, data, precise=True), batch, 0.01)
     torch.testing.assert_close(long, short, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("engine", ["ghost", "per_record"])
-def test_tables_with_sparse_gradients(engine: str) -> None:
-    dense = Positions()
-    sparse = copy.deepcopy(dense)
-    sparse.words.sparse = True
-    one, other = (
-        DPTrainer(partial(copy.deepcopy, model), cross_entropy_loss, tokens(), engine=engine).fit(
-            **SETTINGS, seed=1
-        )
-        for model in (dense, sparse)
-    )
-    assert torch.equal(flat(list(one.model.parameters())), flat(list(other.model.parameters())))
-
-
-def test_what_is_formed_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above covers each way, in single precision."""
-    ways: dict[str, set[str]] = {}
-    for name, (factory, data) in MODELS.items():
-        engine = engine_of(factory(), data, precise=False)
-        taken = ways[name] = set()
-        for kind in (contributions.Products, contributions.Rows, contributions.Gradients):
-            original = kind.norms
-
-            def norms(
-                self: Any, kind: Any = kind, original: Any = original, taken: Any = taken
-            ) -> Tensor:
-                places = self.inputs.shape[1] if kind is contributions.Products else 0
-                taken.add(kind.__name__ + (" at places" if places > 1 else ""))
-                return original(self)
-
-            monkeypatch.setattr(kind, "norms", norms)
-        sums(engine, torch.arange(4), 1.0)
-        monkeypatch.undo()
-    assert "Products at places" in ways["wide on sequences"]
-    assert "Products at places" not in ways["convolutions"]
-    assert "Rows" in ways["positions"]
-    assert all("Products" in taken for name, taken in ways.items() if name != "frames")
 
 
 @pytest.mark.parametrize("broken", ["places alone", "half", "last call"])
@@ -461,12 +390,3 @@ def test_models_whose_way_back_looks_at_all_records_are_left_to_per_record() -> 
     assert DPTrainer(_Product, logistic_loss, data).engine == "per_record"
     with pytest.raises(ValueError, match="ghost engine cannot train"):
         DPTrainer(_Product, logistic_loss, data, engine="ghost")
-
-
-def test_norms_of_products_are_those_of_the_gradients() -> None:
-    """Of a layer that is applied at three places: the gradients there add up before the norm."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(5, 3, 4, generator=generator, dtype=torch.double)
-    gradients = torch.randn(5, 3, 2, generator=generator, dtype=torch.double)
-    formed = torch.einsum("mtp,mtd->mpd", gradients, inputs).flatten(1).norm(dim=1)
-    torch.testing.assert_close(Products(inputs, gradients, torch.double).norms(), formed)

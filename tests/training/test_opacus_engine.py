@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss
 from botorch_dp.training.engines import opacus as opacus_engine
@@ -69,43 +66,8 @@ def test_a_word_that_does_not_exist_counts_as_zero(word: int) -> None:
     torch.testing.assert_close(flat(clipped_sum_of(poisoned, model, torch.arange(9), 0.3)), others)
 
 
-def test_a_model_whose_final_gradients_are_others_is_not_handed_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The hooks are held against single records again, after the charge."""
-    each = trainer(lambda: nn.Linear(7, 3))
-    original = each.setup.check
-    rule = opacus_engine.GradSampleModule.GRAD_SAMPLERS[nn.Linear]
-
-    def wrong(*given: Any) -> Any:
-        return {key: rows.abs() for key, rows in rule(*given).items()}
-
-    def check(*given: Any, **how: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setitem(opacus_engine.GradSampleModule.GRAD_SAMPLERS, nn.Linear, wrong)
-            original(*given, **how)
-
-    monkeypatch.setattr(each.setup, "check", check)
-    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-4))
-    with pytest.raises(PrivacyError, match=r"not handed out.*opacus engine finds.*single records"):
-        each.fit(**SETTINGS, publish=True, ledger=ledger)
-    assert len(ledger.entries()) == 1
-
-
 @pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
 def test_tables_that_look_at_a_batch_are_refused(option: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Embedding(2, 4, **option), nn.Flatten(), nn.Linear(16, 3))
     with pytest.raises(ValueError, match="depending on the batch"):
         trainer(lambda: model, data=WORDS)
-
-
-def test_opacus_is_imported_where_it_is_asked_for_only() -> None:
-    """It takes seconds: three modules import it, and nothing imports them but who wants it."""
-    package = Path(opacus_engine.__file__).parents[2]
-    lines = {
-        (file.name, line)
-        for file in package.rglob("*.py")
-        for line in file.read_text().splitlines()
-        if re.match(r"(from|import) \S*opacus", line)
-    }
-    assert {name for name, _ in lines} == {"opacus.py", "opacus_loop.py"}

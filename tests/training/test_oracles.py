@@ -6,14 +6,12 @@ import pickle
 from typing import Any
 
 import pytest
-import torch
 
 from botorch_dp.pareto import DPareto
 from botorch_dp.privacy import NeighboringRelation, PrivacyBudget, gaussian_guarantee
 from botorch_dp.space import Integer, Real, SearchSpace
-from botorch_dp.training import DPTrainer
 from botorch_dp.tuning import PrivateFit
-from tests.training.helpers import BATCHES, NETWORK, SETTINGS, trainer
+from tests.training.helpers import BATCHES, SETTINGS, trainer
 
 FIXED: dict[str, Any] = {"clip_norm": 0.5, "batch_size": 6}
 NOISE = Real(0.8, 4.0, log=True)
@@ -97,11 +95,3 @@ def test_what_is_no_problem(
 ) -> None:
     with pytest.raises(error, match=message):
         trainer().problem(space, **settings)
-
-
-def test_a_pair_of_data_sets_has_a_problem_too() -> None:
-    data = trainer().setup.form
-    pair = [torch.utils.data.TensorDataset(*data[i : i + 2]) for i in (0, 2)]
-    each = DPTrainer(NETWORK, trainer().setup.loss, (pair[0], pair[1]))
-    problem = each.problem(SPACE, **FIXED, epochs=1)
-    assert len(problem.oracle(CONFIG, [0])) == 1

@@ -159,20 +159,6 @@ def test_the_ledger_is_charged_before_a_record_is_read() -> None:
     again = trainer.fit(**settings, publish=True, ledger=ledger, key="the model")
     assert torch.equal(first.value.weight, again.value.weight)
     assert len(ledger.entries()) == 1
-    with pytest.raises(PrivacyError, match="the model"):
-        trainer.fit(**settings, seed=3, publish=True, ledger=ledger, key="the model")
-    with pytest.raises(BudgetExhausted):
-        trainer.fit(**settings, publish=True, ledger=ledger)
-
-
-def test_nothing_is_charged_for_a_simulation() -> None:
-    ledger = PrivacyLedger(":memory:", PrivacyBudget(100.0, 1e-4))
-    trainer = OutputPerturbedLogisticRegression(data(n=30))
-    with pytest.raises(PrivacyError, match=r"`ledger`.*simulated"):
-        trainer.fit(regularization=1.0, noise_std=0.5, ledger=ledger)
-    assert ledger.entries() == []
-    with pytest.raises(ValueError, match="`key`"):
-        trainer.fit(regularization=1.0, noise_std=0.5, publish=True, key="a")
 
 
 def test_wrong_data() -> None:

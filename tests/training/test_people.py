@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.groups import Groups
@@ -231,9 +230,7 @@ def test_people_are_counted_and_drawn(batches: str) -> None:
     assert plan.noise_std == alone.noise_std and plan.sensitivity == alone.sensitivity
     one_more = batches.endswith("one more")
     change = "one person is " + ("added or removed" if one_more else "replaced by any other")
-    words = "for one person with all of at most 4 records that are used, w"
-    assert f"{words}hen {change}" in str(plan) and f"{words}hen {change}" in str(plan.guarantee)
-    assert "of 14 people" in str(plan) and "clipped gradients of their first 4 records" in str(plan)
+    assert change in str(plan) and change in str(plan.guarantee) and "of 14 people" in str(plan)
     assert any("number of people" in each for each in plan.guarantee.conditions) is one_more
     assert any("same identifier" in each for each in plan.guarantee.conditions)
     assert not any("none comes twice" in each for each in plan.guarantee.conditions)
@@ -246,33 +243,6 @@ def test_people_are_counted_and_drawn(batches: str) -> None:
                 size = min(4, int((IDS == person).sum()))
                 assert (own == person).sum() == size
                 assert (counts[counts > 0][own == person] == 1 / size).all()
-
-
-def test_nothing_but_an_epsilon() -> None:
-    trainer = DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA, groups=IDS)
-    plan = trainer.plan(target_epsilon=3.0, delta=1e-3, feature_norm=2.6)
-    assert (plan.num_records, plan.batch_size) == (PEOPLE, 1)
-    assert 2.99 < plan.epsilon <= 3.0
-
-
-def test_replicates_are_their_fits() -> None:
-    trainer = DPTrainer(NETWORK, cross_entropy_loss, FLOAT_DATA, groups=IDS, per_group=4)
-    together = trainer.replicates([5, 6], **SETTINGS)
-    for seed, trained in zip((5, 6), together, strict=True):
-        alone = trainer.fit(**SETTINGS, seed=seed)
-        torch.testing.assert_close(weights(trained.model), weights(alone.model))
-        assert trained.diagnostics.unused_records == 1 + 2 + 6 + 16
-        assert "25" not in f"{trained}{trained.diagnostics}".replace("0.25", "")
-
-
-def test_a_data_set_is_read_by_people() -> None:
-    tensors = TensorDataset(FLOAT_DATA.train_X, FLOAT_DATA.train_Y)
-    how: dict[str, Any] = {"groups": IDS, "per_group": 4, "engine": "per_record"}
-    one, other = (
-        DPTrainer(NETWORK, cross_entropy_loss, data, **how).fit(**SETTINGS, seed=2)
-        for data in (FLOAT_DATA, tensors)
-    )
-    torch.testing.assert_close(weights(one.model), weights(other.model))
 
 
 def test_a_published_model_says_whom_it_protects(tmp_path: Path) -> None:

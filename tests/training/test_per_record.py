@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from botorch_dp.training import DPTrainer
 from botorch_dp.training.engines import contributions
 from botorch_dp.training.engines.contributions import Gradients
 from botorch_dp.training.engines.per_record import PerRecordEngine
@@ -17,7 +13,6 @@ from botorch_dp.training.randomness import SeededRandomness
 from tests.training.helpers import (
     FLOAT_DATA,
     INDICES,
-    SETTINGS,
     made,
     sums,
     training_records,
@@ -49,22 +44,6 @@ def test_dropout_follows_the_seeds_of_its_replicate() -> None:
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert torch.equal(other, with_seeds(2)[0])
-
-
-@dataclass
-class Smoothed:
-    """A loss that compares by its value, and so has no hash."""
-
-    smoothing: float = 0.1
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.smoothing)
-
-
-@pytest.mark.parametrize("engine", ["fused", "ghost"])
-def test_a_loss_without_a_hash(engine: str) -> None:
-    trainer = DPTrainer(linear, Smoothed(), DATA, engine=engine)
-    assert trainer.fit(**SETTINGS, seed=0).steps
 
 
 def test_gradients_are_converted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,16 +128,3 @@ def test_attention_of_other_kinds_is_torchs_own(options: dict[str, Any]) -> None
     X = torch.randn(LENGTH, SIZE, WIDTH)
     K = torch.randn(LENGTH, SIZE, options.get("kdim", WIDTH))
     same(opened(X, K, X), closed(X, K, X))
-
-
-def test_an_encoder_in_training() -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True)
-    closed = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    opened = with_plain_layers(copy.deepcopy(closed))
-    X = torch.randn(SIZE, LENGTH, WIDTH)
-    mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
-    same(opened(X, mask=mask, is_causal=True), closed(X, mask=mask, is_causal=True))
-    padding = torch.zeros(SIZE, LENGTH, dtype=torch.bool)
-    padding[0, 2:] = True
-    same(opened(X, src_key_padding_mask=padding), closed(X, src_key_padding_mask=padding))

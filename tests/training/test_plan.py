@@ -13,7 +13,6 @@ from dp_accounting.rdp import RdpAccountant
 
 from botorch_dp.errors import PrivacyError
 from botorch_dp.privacy import NeighboringRelation, gaussian_mu
-from botorch_dp.privacy.losses import FixedBatchSGDLoss, PoissonSGDLoss
 from botorch_dp.training import TrainingPlan, TrainingSettings
 from botorch_dp.training.plan import make_plan
 from botorch_dp.training.ranges import ranges_guarantee
@@ -144,23 +143,6 @@ def test_only_a_count_that_is_secret_is_a_condition() -> None:
     for batches, expected in (("fixed", False), ("poisson", False), ("poisson, one more", True)):
         conditions = TrainingPlan(**GOOD, **BATCHES[batches]).guarantee.conditions
         assert any("number of records" in each for each in conditions) is expected
-
-
-def test_losses_by_hand() -> None:
-    settings = {**GOOD, "num_records": 120}
-    losses = {
-        batches: TrainingPlan(**settings, **BATCHES[batches]).privacy_loss(7) for batches in BATCHES
-    }
-    assert losses["fixed"] == FixedBatchSGDLoss(
-        noise_multiplier=1.5, batch_size=30, num_records=120, steps=7
-    )
-    for batches in ("poisson", "poisson, one more"):
-        assert losses[batches] == PoissonSGDLoss(
-            noise_multiplier=1.5,
-            sampling_probability=0.25,
-            steps=7,
-            relation=TrainingPlan(**GOOD, **BATCHES[batches]).relation,
-        )
 
 
 @pytest.mark.parametrize("target", [0.1, 7.0])

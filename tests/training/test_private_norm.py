@@ -70,11 +70,3 @@ def test_where_it_cannot_be_found_the_cure_is_said(change: Any, message: str) ->
         trainer().fit(seed=0, **PRIVATE, **change)
     with pytest.raises(ValueError, match="`private_norm`"):
         trainer().replicates([0, 1], **PRIVATE)
-
-
-def test_images_and_tokens_need_none_and_are_told_so() -> None:
-    images = TrainTest(torch.rand(20, 1, 4, 4), torch.zeros(20).long())
-    model = partial(torch.nn.Sequential, torch.nn.Flatten(), torch.nn.Linear(16, 2))
-    looking = DPTrainer(model, torch.nn.functional.cross_entropy, images)
-    with pytest.raises(ValueError, match="Images and token ids need none"):
-        looking.fit(seed=0, **PRIVATE)

@@ -113,13 +113,6 @@ def test_a_seed_repeats_and_every_bit_of_it_counts() -> None:
             assert one != two
 
 
-def test_batches_do_not_depend_on_the_noise() -> None:
-    quiet, noisy = SeededRandomness(1, CPU), SeededRandomness(1, CPU)
-    noisy.perturb_(torch.zeros(1000), sensitivity=1.0, std=1.0)
-    noisy.torch_seed()
-    assert torch.equal(quiet.choose(500, 20), noisy.choose(500, 20))
-
-
 def test_a_stored_state_goes_on_as_before() -> None:
     coins = SeededRandomness(3, CPU)
     coins.choose(50, 5)

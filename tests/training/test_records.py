@@ -65,14 +65,6 @@ def test_unusable_records_become_zero_and_keep_their_place() -> None:
     assert torch.equal(X[1], torch.full((7,), math.inf).double())
 
 
-def test_targets_are_classes_only_if_told_so() -> None:
-    data = make_data(n=4)
-    scores = data._replace(train_Y=torch.tensor([5, -2, 0, 9]))
-    assert training_records(scores, None).usable.all()
-    real = data._replace(train_Y=torch.tensor([[0.5, math.nan]] * 4))
-    assert not training_records(real, None).usable.any()
-
-
 class IntoOneMemory:
     """Reads every record into the same place, as readers of files do."""
 

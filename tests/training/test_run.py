@@ -29,7 +29,6 @@ from tests.training.helpers import (
     NETWORK,
     SETTINGS,
     Interrupting,
-    interruptible,
     make_data,
     trainer,
     weights,
@@ -213,17 +212,6 @@ class TestInterruption:
         assert "after 8 of 30 steps" in str(stopped) and "cost is that of all 30" in str(stopped)
         assert stopped.receipt().document["training"]["steps"] == 30
         assert weights(stopped.model).isfinite().all()
-
-    def test_ctrl_c_with_a_checkpoint_says_that_the_same_call_goes_on(self, tmp_path: Path) -> None:
-        ledger = PrivacyLedger(budget=PrivacyBudget(100.0, 1e-3))
-        loss, each = interruptible(8)
-        call = {**SETTINGS, "publish": True, "ledger": ledger, "checkpoint": tmp_path / "a.run"}
-        with pytest.raises(KeyboardInterrupt, match=r"^8 of 30 steps were taken") as interrupt:
-            each.fit(**call)
-        assert "the same call goes on" in "".join(interrupt.value.__notes__)
-        loss.armed = False
-        whole = each.fit(**call)
-        assert whole.steps == 30 and len(ledger.entries()) == 1
 
     def test_the_stopped_model_is_that_of_a_shorter_run(self) -> None:
         loss = Interrupting(20)

@@ -22,7 +22,6 @@ from tests.training.helpers import (
     FALSE_ALARM,
     KINDS,
     OWN_ENGINES,
-    clipped_sum_of,
     linear_loss,
     made,
     sums,
@@ -108,26 +107,6 @@ def test_noise_of_replicates_and_steps_is_independent() -> None:
 
 class TestSensitivity:
     """Any change of one record moves the sum by at most S, before noise."""
-
-    @pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e10, 1e300, -1e300, math.nan, math.inf])
-    def test_replacing_and_removing_one_record(self, value: float) -> None:
-        torch.manual_seed(3)
-        X = torch.randn(8, 4, dtype=torch.float64)
-        trainer = DPTrainer(zero_model(4), linear_loss, records(X, [1.0] * 8))
-        indices = torch.arange(8)
-        model = zero_model(4)()
-        (before,) = clipped_sum_of(trainer, model, indices, 0.5)
-        changed = X.clone()
-        changed[5] = -X[5] if value == -1.0 else value
-        other = trainer.on(records(changed, [1.0] * 8))
-        (after,) = clipped_sum_of(other, model, indices, 0.5)
-        assert float((after - before).norm()) <= 2 * 0.5 * (1 + 1e-12)
-        if value == -1.0:
-            # The bound is attained: no smaller sensitivity than 2C would do.
-            assert float((after - before).norm()) == pytest.approx(1.0)
-        rest = indices[indices != 5]
-        (removed,) = clipped_sum_of(other, model, rest, 0.5)
-        assert float((after - removed).norm()) <= 0.5 * (1 + 1e-12)
 
     @pytest.mark.parametrize("engine", OWN_ENGINES)
     @pytest.mark.parametrize("input_, target", [(1e-162, 1e153), (1e153, 1e-162), (1e-155, 1e153)])

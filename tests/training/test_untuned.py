@@ -77,27 +77,12 @@ def test_a_regression_is_clipped_less_where_there_is_little_noise() -> None:
     assert "an error above 0.25" in str(suggest_settings(**NUMBERS, epsilon=0.2))
 
 
-def test_a_norm_that_is_not_given_is_assumed_aloud() -> None:
-    found = suggest_settings(num_records=1000, num_features=49)
-    assert found.learning_rate == distance(num_records=1000, num_features=49, feature_norm=7.0)
-    (warning,) = found.warnings
-    assert "norm of 7 " in warning and "feature_norm=" in warning and "own norm" in warning
-    assert f"Warning: {warning}" in str(found)
-    with pytest.warns(UserWarning, match="`feature_norm` was not given"):
-        FREE.plan(target_epsilon=2.0, delta=1e-3)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "`feature_norm`")
-        FREE.plan(**ASKED)
-
-
 def test_where_little_can_be_learned_it_says_what_it_would_take() -> None:
     found = suggest_settings(num_records=300, num_features=5000, epsilon=0.1, feature_norm=1.0)
     (warning,) = found.warnings
     words = warning.replace(",", "").split()
-    records = float(
-        words[words.index("records") - 1 + words[words.index("records") + 1 :].index("records") + 1]
-    )
-    epsilon = float(words[words.index("epsilon") + 2])
+    second = words.index("records", words.index("records") + 1)
+    records, epsilon = float(words[second - 1]), float(words[words.index("epsilon") + 2])
     for numbers in ({"num_records": math.ceil(records)}, {"epsilon": epsilon}):
         asked = {"num_records": 300, "num_features": 5000, "epsilon": 0.1, **numbers}
         assert not suggest_settings(**asked, feature_norm=1.0).warnings

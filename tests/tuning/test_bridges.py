@@ -79,20 +79,6 @@ def test_dask_finds_the_same():
     assert together.config.value == a_search().run().config.value
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_ray_finds_the_same():
-    ray = pytest.importorskip("ray", reason="needs ray")
-    from ray.util.multiprocessing import Pool
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        together = a_search().run(executor=Pool(2))
-    finally:
-        ray.shutdown()
-    assert together.config.value == a_search().run().config.value
-
-
 def test_a_row_of_a_wrong_shape_is_refused():
     with ThreadPoolExecutor(1) as threads, pytest.raises(ValueError, match="1 x 50"):
         a_search(lambda configs: torch.zeros(2, N)).run(executor=threads)

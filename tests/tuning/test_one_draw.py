@@ -209,22 +209,6 @@ class TestCtrlC:
 
         self.goes_on(make, tmp_path, calls=4)  # of sixteen configurations
 
-    def test_of_a_selection(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(TrialNumber, "draw", lambda self: 6)
-
-        def make(at: int) -> Any:
-            function = _Interrupted(_trained, at)
-            selection = PrivateSelection(
-                function,
-                SearchSpace(rate=Real(0.0, 1.0)),
-                mechanism=lambda config: DPSGD(batch_size=20, num_records=60, steps=3),
-                budget=PrivacyBudget(8.0, 1e-3),
-                num_scored=30,
-            )
-            return selection.run, function
-
-        self.goes_on(make, tmp_path, calls=6)
-
     def test_of_a_fit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(TrialNumber, "draw", lambda self: 4)
         fit_of = DPTrainer.fit

@@ -229,14 +229,6 @@ def test_up_to_four_numbers_are_compared_with_what_is_in_use():
     assert search(space=cube(3)).plan().method == "descent"
 
 
-def test_few_evaluations_make_few_gradients():
-    plan = search(evaluations=5).plan()
-    assert (plan.method, plan.steps, plan.batch_size) == ("descent", 1, 5)
-    found = search(budget=RICH, evaluations=11).run().config.value
-    start = bowl()([{name: 0.5 for name in found}]).mean()
-    assert bowl()([found]).mean() < 0.5 * start
-
-
 def test_plan_reads_nothing_and_says_the_price_and_the_noise():
     def scores(configs):
         raise AssertionError("read")
@@ -249,13 +241,6 @@ def test_plan_reads_nothing_and_says_the_price_and_the_noise():
 
 
 # What it finds.
-
-
-def test_a_descent_finds_the_minimum_of_many_parameters():
-    result = search(bowl(), cube(6), budget=RICH, evaluations=100).run(release_score=True)
-    assert list(result.config.value.values()) == pytest.approx([0.3] * 6, abs=0.05)
-    assert result.score.value == pytest.approx(0.01, abs=0.01)
-    assert "gradient" in result.reason
 
 
 def test_it_says_once_that_nothing_was_charged():
@@ -511,18 +496,6 @@ def test_model_follows_gradients_of_a_bowl():
     found = model.minimizer(torch.full((3,), 0.5).double(), radius=0.2)
     assert torch.allclose(found, torch.full((3,), 0.4).double(), atol=0.03)
     assert model.minimizer(torch.ones(3).double(), radius=0.1).min() >= 0.9 - 1e-12
-
-
-def test_tuples_are_tried_stored_and_published(tmp_path):
-    space = SearchSpace(layers=Choice([(32,), (32, 32)]))
-
-    def scores(configs):
-        return torch.tensor([[len(c["layers"]) / 2] * N for c in configs])
-
-    found = search(scores, space, budget=RICH, maximize=True)
-    first = found.run(checkpoint=tmp_path / "run").config.value
-    again = search(scores, space, budget=RICH, maximize=True).run(checkpoint=tmp_path / "run")
-    assert first == again.config.value == {"layers": (32, 32)}
 
 
 @pytest.mark.filterwarnings("error")
