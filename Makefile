@@ -51,14 +51,14 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.demo)
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 -rs
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadgroup -rs
 
 test-slow: $(STAMP)
-	@$(BIN)/python -m pytest -q -n 2 -m slow -rs
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow -rs
 
 peers: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pyright[nodejs]'
-	@$(BIN)/python -m pytest -q -n 2 -m "slow or not slow" -rs tests/peers
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "slow or not slow" -rs tests/peers
 
 # Stops at once where there is no such device. One process: tests would share the device's memory.
 gpu: export BOTORCH_DP_TEST_DEVICE ?= cuda
@@ -109,7 +109,7 @@ oldest newest:
 	@echo $(if $(TORCH),torch==$(TORCH)) | build/$@/bin/uv pip compile --quiet --constraint - --extra dev pyproject.toml \
 		--resolution $(RESOLUTION) --output-file build/$@.txt
 	@build/$@/bin/python -m pip install --quiet --disable-pip-version-check -c build/$@.txt -e '.[dev]'
-	@PYTHONDONTWRITEBYTECODE= build/$@/bin/python -m pytest -q -n 2 -rs
+	@PYTHONDONTWRITEBYTECODE= build/$@/bin/python -m pytest -q -n 2 --dist loadgroup -rs
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info demo .pytest_cache .mypy_cache .ruff_cache

@@ -23,14 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 import botorch_dp
-from botorch_dp import (
-    DPareto,
-    PrivacyUtilityProblem,
-    PrivateObjective,
-    PrivateSearch,
-    Real,
-    SearchSpace,
-)
+from botorch_dp import DPareto, PrivacyUtilityProblem, PrivateSearch, Real, SearchSpace
 from botorch_dp.acquisition import (
     GradientTrace,
     HypervolumeProbabilityOfImprovement,
@@ -41,15 +34,8 @@ from botorch_dp.acquisition import (
 from botorch_dp.descent import DPGIBO
 from botorch_dp.integrations.estimators import DPClassifier
 from botorch_dp.models import FiniteSetGP, public_gp
-from botorch_dp.models.gradient import (
-    leading_basis,
-    place_stencil,
-    radius_grid,
-    stencil_directions,
-)
-from botorch_dp.outsourced import GaussianNoiseCurator, Modeler, RandomProjectionCurator
+from botorch_dp.models.gradient import leading_basis, place_stencil, radius_grid, stencil_directions
 from botorch_dp.privacy import NeighboringRelation, PrivacyBudget
-from botorch_dp.release import PrivateGPUCB
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss
 
 D = 3
@@ -286,16 +272,6 @@ def trained(
     return run
 
 
-def outsourced(kind: type, **how: Any) -> Callable[[], None]:
-    rows = torch.rand(30, 4, dtype=torch.double)
-
-    def run() -> None:
-        curator = kind(rows, lambda place: 0.5, epsilon=5.0, delta=1e-5, **how)
-        Modeler(curator.dataset, delta=0.1).run(lambda place: place / 30, steps=5)
-
-    return run
-
-
 def study() -> Callable[[], None]:
     space = SearchSpace(rate=Real(0.01, 1.0, log=True), noise=Real(0.5, 8.0, log=True))
     problem = PrivacyUtilityProblem(
@@ -320,25 +296,6 @@ def classified(kind: type, **how: Any) -> Callable[[], None]:
     return lambda: kind(5.0, **known).fit(X, y).predict(X)
 
 
-def optimum() -> Callable[[], None]:
-    choices, kernel = torch.rand(20, 2, dtype=torch.double), RBFKernel()
-    kernel.requires_grad_(False)
-
-    def run() -> None:
-        search = PrivateGPUCB(
-            choices,
-            kernel=kernel,
-            noise_std=0.1,
-            steps=3,
-            epsilon=5.0,
-            delta=0.1,
-            dataset_correlation=0.9,
-        )
-        search.release(lambda choice: float(choice.sum()))
-
-    return run
-
-
 def search() -> Callable[[], None]:
     scores = torch.rand(30, 200, dtype=torch.double)
     space = SearchSpace(rate=Real(0.01, 1.0, log=True), decay=Real(0.1, 1.0))
@@ -352,16 +309,6 @@ def search() -> Callable[[], None]:
             budget=PrivacyBudget(1.0, 1e-5),
             evaluations=12,
         ).run()
-
-    return run
-
-
-def evaluated() -> Callable[[], None]:
-    scores, X = torch.rand(2, 50, dtype=torch.double), torch.rand(2, D, dtype=torch.double)
-
-    def run() -> None:
-        objective = PrivateObjective(lambda _: scores, mu=1.0, num_records=50, bounds=(0.0, 1.0))
-        assert objective.history.X.device.type == objective(X)[0].device.type == "cpu"
 
     return run
 
@@ -380,13 +327,9 @@ RUNS: dict[str, Callable[[], Callable[[], None]]] = {
     "per_record": lambda: trained(convolution, engine="per_record"),
     "opacus": lambda: trained(engine="opacus"),
     "data sets": lambda: trained(datasets=True),
-    "GaussianNoiseCurator": lambda: outsourced(GaussianNoiseCurator),
-    "RandomProjectionCurator": lambda: outsourced(RandomProjectionCurator, projection_dim=2),
     "DPareto": study,
     "DPClassifier": lambda: classified(DPClassifier),
-    "PrivateGPUCB": optimum,
     "PrivateSearch": search,
-    "PrivateObjective": evaluated,
 }
 
 

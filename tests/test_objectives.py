@@ -19,12 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import kstest
 from torch import Tensor
 
-from botorch_dp.objectives import (
-    PerRecordLosses,
-    PrivateObjective,
-    clipped_sum,
-    grid_levels,
-)
+from botorch_dp.objectives import PerRecordLosses, PrivateObjective, clipped_sum, grid_levels
 from botorch_dp.privacy import (
     BudgetExhausted,
     NeighboringRelation,
@@ -408,10 +403,7 @@ def test_for_budget_refuses_what_cannot_bear_gaussian_noise():
     for budget in (PrivacyBudget(1.0), PrivacyBudget(1.0, 1e-6, summed=1.0)):
         with pytest.raises(BudgetExhausted, match="delta"):
             PrivateObjective.for_budget(
-                lambda X: X,
-                bounds=(0.0, 1.0),
-                ledger=PrivacyLedger(budget=budget),
-                evaluations=3,
+                lambda X: X, bounds=(0.0, 1.0), ledger=PrivacyLedger(budget=budget), evaluations=3
             )
 
 

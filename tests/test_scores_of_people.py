@@ -19,7 +19,6 @@ from botorch_dp.integrations.sklearn import PrivateSearchCV
 from botorch_dp.models import kernels
 from botorch_dp.objectives import PrivateObjective, per_record_scores
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit
-from botorch_dp.scores import GroupScores
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.tuning import PrivateSearch
 
@@ -102,36 +101,6 @@ def test_whom_it_protects() -> None:
     conditions = " ".join(found.guarantee.conditions)
     assert "number of people is public" in conditions and "the weather is fine" in conditions
     assert found.receipt().verify().passes
-
-
-@pytest.mark.parametrize("own", [[math.nan], [1e300, -math.inf], [0.5] * 9, [math.inf] * 40])
-def test_whatever_a_person_says_others_keep_their_scores(own: list[float]) -> None:
-    """Also as many records as they like, anywhere among the rows."""
-    rng = np.random.default_rng(1)
-    records, ids = RECORDS.numpy(), IDS
-    before = GroupScores(lambda X: distances(X)[:, :N], _groups(ids), (0.0, 1.0), 1.0)(POINTS)
-    rest = ids != 11
-    places = rng.integers(rest.sum(), size=len(own))
-    values, owners = np.insert(records[rest], places, own), np.insert(ids[rest], places, 11)
-    usual = distances(POINTS).numpy()[:, rest]
-
-    def scores(X: Tensor) -> Tensor:
-        rows = [np.insert(row, places, own) for row in usual]
-        return torch.from_numpy(np.stack(rows))
-
-    after = GroupScores(scores, _groups(owners), (0.0, 1.0), 1.0)(POINTS)
-    assert len(values) == len(owners) and after.shape == before.shape
-    for person in range(11):
-        old = list(dict.fromkeys(ids.tolist())).index(person)
-        new = list(dict.fromkeys(owners.tolist())).index(person)
-        assert torch.equal(before[:, old], after[:, new])
-    assert bool(((after >= 0) & (after <= 1)).all())
-
-
-def _groups(ids: Any) -> Any:
-    from botorch_dp.groups import Groups
-
-    return Groups(ids, len(ids), 4)
 
 
 X, Y = load_breast_cancer(return_X_y=True)

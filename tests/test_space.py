@@ -184,8 +184,7 @@ class TestChoice:
 
     def test_tuples_are_values_and_survive_json(self) -> None:
         space = SearchSpace(
-            layers=Choice([(32,), (32, 32)]),
-            rate=Real(0.1, 1.0, active=When("layers", (32, 32))),
+            layers=Choice([(32,), (32, 32)]), rate=Real(0.1, 1.0, active=When("layers", (32, 32)))
         )
         configs = space.grid(2)
         assert configs == [
@@ -244,11 +243,7 @@ class TestSpaceWithChoices:
         assert {c["layer"] for c in self.space.sample(50, seed=0)} == {"relu", "tanh", None}
         assert {
             c["layer"] for c in self.space.spread(np.random.default_rng(0).random((50, 3)))
-        } == {
-            "relu",
-            "tanh",
-            None,
-        }
+        } == {"relu", "tanh", None}
         assert len(self.space.grid(2)) == 2 * 3 * 2
 
 

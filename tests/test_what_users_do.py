@@ -39,7 +39,6 @@ from botorch_dp.integrations.opacus import PrivacyEngine
 from botorch_dp.integrations.optuna import report, suggest
 from botorch_dp.integrations.sklearn import PrivateSearchCV
 from botorch_dp.objectives import per_record_scores
-from botorch_dp.privacy import DPSGD
 
 #: A dozen records at an epsilon of thousands are warned of, and so they should be.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -205,16 +204,6 @@ def test_a_loss_works_or_is_refused(row: str, place: str) -> None:
     assert torch.allclose(moved, clipped_sum(case, records), atol=1e-3)
     other = train(records.exchange(), ledger)
     assert 0.01 < N * float((weights(model) - weights(other)).norm()) < 2.001  # 2 clipping norms
-
-
-def test_a_selection_says_that_train_is_not_looked_into() -> None:
-    """Nobody can see what `train` does with a batch: that it is as described is a condition."""
-    selection = bdp.PrivateSelection(
-        lambda config, noise_multiplier: (1.0, 0.5), RATES, num_scored=100, trials=2,
-        mechanism=lambda config: DPSGD(batch_size=10, num_records=100, steps=10),
-        budget=PrivacyBudget(1.0, 1e-4),
-    )  # fmt: skip
-    assert any("`train`" in each for each in selection.run().guarantee.conditions)
 
 
 # --- Estimators, and the records that they are given. ---

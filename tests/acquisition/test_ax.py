@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from botorch_dp.acquisition import (
     UCBSchedule,
     register_with_ax,
 )
-from tests.conftest import ROOT
 
 #: Ax and pandas warn about their own future; one worker alone loads them, where they are needed.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ax")]
@@ -102,18 +99,6 @@ def test_hvpoi_follows_the_directions(acquisition: type, objective: str, best_z:
     assert min(abs(one["z"] - best_z) for one in found) < 0.02
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("acquisition", HVPOI)
-def test_hvpoi_with_pending_trials(acquisition: type) -> None:
-    client = new_client("-b_error, a_gain", acquisition)
-    run(client, outcomes, INITIAL)
-    pending = client.get_next_trials(max_trials=2) | client.get_next_trials(max_trials=2)
-    points = torch.tensor([[one["x"], one["z"]] for one in pending.values()])
-    assert len(points) == 4 and torch.pdist(points).min() > 1e-2
-    for index, parameters in pending.items():
-        client.complete_trial(index, raw_data=outcomes(**parameters))
-
-
 @pytest.mark.slow
 def test_ucb_maximizes_and_minimizes() -> None:
     schedule = UCBSchedule(100, delta=0.1)
@@ -157,11 +142,11 @@ def test_gradient_trace_surrounds_the_location(objective: str) -> None:
     ],
 )
 def test_save_and_load(acquisition: type, options: dict[str, Any], tmp_path: Path) -> None:
-    register_with_ax()
-    register_with_ax()  # again does no harm
     multi = acquisition in HVPOI
     evaluate = outcomes if multi else single
     client = new_client("-b_error, a_gain" if multi else "score", acquisition, **options)
+    register_with_ax()
+    register_with_ax()  # again does no harm
     run(client, evaluate, INITIAL + 1)
     client.save_to_json_file(str(tmp_path / "experiment.json"))
     loaded = type(client).load_from_json_file(str(tmp_path / "experiment.json"))
@@ -169,41 +154,3 @@ def test_save_and_load(acquisition: type, options: dict[str, Any], tmp_path: Pat
     settings = nodes["search"].generator_specs[0].generator_kwargs
     assert settings == {"botorch_acqf_class": acquisition, "botorch_acqf_options": options}
     assert len(run(loaded, evaluate, 2)) == 2
-
-
-#: Loads an experiment in a process that has not saved it.
-ELSEWHERE = """
-import sys
-from ax.api.client import Client
-import botorch_dp.acquisition
-
-try:
-    Client.load_from_json_file(sys.argv[1])
-except Exception as error:  # nothing was registered on import
-    assert "LogHypervolume" in str(error), error
-else:
-    raise AssertionError("it was loaded without registration")
-botorch_dp.acquisition.register_with_ax()
-client = Client.load_from_json_file(sys.argv[1])
-print("proposed", len(client.get_next_trials(max_trials=1)))
-"""
-
-
-@pytest.mark.slow
-def test_load_in_another_process(tmp_path: Path) -> None:
-    register_with_ax()
-    path = str(tmp_path / "experiment.json")
-    client = new_client("-b_error, a_gain", LogHypervolumeProbabilityOfImprovement)
-    run(client, outcomes, INITIAL)
-    client.save_to_json_file(path)
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, path], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "proposed 1"
-
-
-def test_without_ax_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ax.storage.botorch_modular_registry", None)
-    with pytest.raises(ImportError, match=r"\.\[ax\]"):
-        register_with_ax()

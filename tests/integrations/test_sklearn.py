@@ -17,10 +17,7 @@ from sklearn.linear_model import Ridge
 from sklearn.tree import DecisionTreeClassifier
 
 from botorch_dp.errors import BudgetExhausted
-from botorch_dp.integrations.sklearn import (
-    PrivateSearchCV,
-    space_of,
-)
+from botorch_dp.integrations.sklearn import PrivateSearchCV, space_of
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.space import Choice, Integer, Real
 

@@ -201,14 +201,6 @@ def test_a_choice_without_prior_variance_stays_known():
     assert gp.variance.item() == 0
 
 
-def test_one_choice_and_upper_confidence_bound():
-    gp = FiniteSetGP(torch.zeros(1, 1).double(), kernel=RBFKernel(), noise_std=1.0)
-    gp.observe(0, 2.0)
-    assert gp.mean.item() == pytest.approx(1.0)
-    assert gp.variance.item() == pytest.approx(0.5)
-    assert gp.upper_confidence_bound(8.0).item() == pytest.approx(3.0)
-
-
 def test_keeps_dtype_and_the_kernel_it_was_given():
     kernel = RBFKernel()
     gp = FiniteSetGP(torch.rand(5, 2), kernel=kernel, noise_std=0.3)

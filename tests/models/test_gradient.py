@@ -19,11 +19,7 @@ from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, 
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
-from botorch_dp.models.gradient import (
-    GradientBelief,
-    GradientPosterior,
-    KernelFactor,
-)
+from botorch_dp.models.gradient import GradientBelief, GradientPosterior, KernelFactor
 from botorch_dp.models.kernels import kernel_derivatives
 
 D = 3
@@ -301,17 +297,6 @@ def test_far_away_points_say_nothing_and_warn_of_nothing() -> None:
     belief.trace_after(torch.full((2, D), 2.5e153, dtype=torch.double), 0.1)
 
 
-def test_unknown_mean_without_data_changes_nothing() -> None:
-    location = torch.full((D,), 0.5, dtype=torch.double)
-    factor = factor_of(kernels()["rbf"], location.new_zeros(0, D))
-    free = GradientBelief(factor, location, unknown_mean=True)
-    torch.testing.assert_close(free.covariance, free.prior)
-    assert free.weights.shape == (0, D)
-    # One value cannot tell a slope from a height.
-    one = torch.full((1, D), 0.6, dtype=torch.double)
-    torch.testing.assert_close(free.trace_after(one), free.trace)
-
-
 @pytest.mark.parametrize("constant", [1.0, -1e6])
 def test_a_constant_function_has_no_gradient_under_an_unknown_mean(constant: float) -> None:
     X = torch.rand(9, D, dtype=torch.double)
@@ -336,18 +321,6 @@ def test_a_spanned_polynomial_kernel_leaves_no_uncertainty() -> None:
     torch.testing.assert_close(
         belief.weights.mT @ values, (A + A.mT) @ location, rtol=1e-6, atol=1e-6
     )
-
-
-def test_single_observation_by_hand() -> None:
-    """One dimension, RBF with unit length-scale, one exact value at distance 1."""
-    X = torch.tensor([[1.0]], dtype=torch.double)
-    kernel = RBFKernel().double()
-    kernel.lengthscale = 1.0
-    factor = factor_of(kernel, X)
-    belief = GradientBelief(factor, torch.zeros(1, dtype=torch.double))
-    slope = math.exp(-0.5)  # d/dx k(x, 1) at x = 0
-    assert belief.trace.item() == pytest.approx(1 - slope**2, rel=1e-12)
-    assert belief.weights.item() == pytest.approx(slope, rel=1e-12)
 
 
 def test_refusals_name_the_argument() -> None:

@@ -18,9 +18,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from botorch_dp.models.kernels import (
-    kernel_derivatives,
-)
+from botorch_dp.models.kernels import kernel_derivatives
 
 Formula = Callable[[Tensor, Tensor], Tensor]
 #: How to make a kernel, and its formula.

@@ -26,13 +26,6 @@ def test_regular_simplex(corners: int) -> None:
     torch.testing.assert_close(simplex.sum(0), torch.zeros(corners - 1, dtype=torch.double))
 
 
-def test_a_small_simplex_uses_the_first_basis_vectors() -> None:
-    directions = stencil_directions("simplex", 3, EYE)
-    assert directions.shape == (3, 4)
-    assert directions[:, 2:].abs().max() == 0
-    torch.testing.assert_close(stencil_directions("simplex", 1, EYE), EYE[:1])
-
-
 def test_more_points_mirror_and_then_shrink_the_stencil() -> None:
     directions = stencil_directions("simplex", 12, EYE)
     torch.testing.assert_close(directions[5:10], -directions[:5])

@@ -273,18 +273,3 @@ class Interrupting:
             if self.calls in self.steps:
                 signal.raise_signal(signal.SIGINT)
         return 1.0 * cross_entropy_loss(outputs, targets)
-
-
-class Embedded(nn.Module):
-    """A model that cannot be fused: tokens, an embedding, a normalization, a skip."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(2, 6)
-        self.norm = nn.LayerNorm(6)
-        self.inner = nn.Linear(6, 6)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.norm(self.embedding(tokens).mean(dim=1))
-        return self.head(hidden + torch.tanh(self.inner(hidden)))

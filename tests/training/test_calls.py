@@ -137,17 +137,6 @@ class Branching(nn.Module):
         return self.layer(x)
 
 
-class Encoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.embedding, self.encoder = nn.Embedding(20, 8), nn.TransformerEncoder(layer, 2)
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.encoder(self.embedding(x)).mean(1))
-
-
 def correct(model: nn.Module, X: Tensor, Y: Tensor) -> Tensor:
     return correct_alone(model, TrainingRecords(X, Y, None))
 
@@ -170,9 +159,8 @@ def alone(model: nn.Module, X: Tensor, Y: Tensor) -> list[bool]:
         (multilayer_perceptron(3, 2, (16,)), X),
         (logistic_regression(3), X),
         (Branching(), X[:40]),
-        (Encoder(), torch.randint(20, (300, 5), generator=G)),
     ],
-    ids=["network", "logistic", "branching", "encoder"],
+    ids=["network", "logistic", "branching"],
 )
 def test_scores_are_those_of_single_records(model: nn.Module, X: Tensor) -> None:
     Y = torch.randint(2, (len(X),), generator=G)

@@ -128,11 +128,7 @@ class TestPublished(OneDraw):
         each, ledger = thing
         settings = {**SETTINGS, "epochs": 1}
         trained = each.fit(
-            **settings,
-            publish=True,
-            checkpoint=checkpoint,
-            checkpoint_seconds=0.0,
-            ledger=ledger,
+            **settings, publish=True, checkpoint=checkpoint, checkpoint_seconds=0.0, ledger=ledger
         )
         return weights(trained.model).tolist()
 

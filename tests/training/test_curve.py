@@ -13,13 +13,7 @@ import torch
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.training.run import TrainingRun
 from tests.one_draw import in_fork
-from tests.training.helpers import (
-    OWN_ENGINES,
-    SETTINGS,
-    interruptible,
-    trainer,
-    weights,
-)
+from tests.training.helpers import OWN_ENGINES, SETTINGS, trainer, weights
 
 CURVE = (1, 2, 4, 7)
 LONG = {**SETTINGS, "epochs": 7}
@@ -40,21 +34,6 @@ def test_each_point_is_the_shorter_training(engine: str, optimizer: str) -> None
     ]
     assert torch.equal(weights(whole.model), weights(each.fit(**LONG, seed=3).model))
     assert whole.accuracy == whole.curve[-1]
-
-
-@pytest.mark.parametrize("step", [10, 23])
-def test_a_resumed_curve_is_an_uninterrupted_one(tmp_path: Path, step: int) -> None:
-    loss, each = interruptible(step)
-    how = {"checkpoint": tmp_path / "run", "on_interrupt": "stop"}
-    with pytest.warns(UserWarning, match=f"after {step} of 70 steps"):
-        stopped = each.fit(**LONG, seed=4, curve=CURVE, **how)
-    loss.armed = False
-    whole = each.fit(**LONG, seed=4, curve=CURVE)
-    assert stopped.steps == step
-    assert stopped.curve == whole.curve[: sum(epochs * 10 < step for epochs in CURVE)]
-    resumed = each.fit(**LONG, seed=4, curve=CURVE, checkpoint=tmp_path / "run")
-    assert resumed.curve == whole.curve
-    assert torch.equal(weights(resumed.model), weights(whole.model))
 
 
 @pytest.mark.parametrize("step", [20, 55])

@@ -228,9 +228,7 @@ def test_the_loss_of_a_record_is_that_of_the_models_themselves() -> None:
 
 
 @pytest.mark.parametrize("adapted", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_causal_language_model_is_trained_on_tokens_with_labels_or_without(
-    adapted: bool,
-) -> None:
+def test_a_causal_language_model_is_trained_on_tokens_with_labels_or_without(adapted: bool) -> None:
     pretrained, zeros = language_model(), torch.zeros(LENGTH).long()
 
     def factory() -> nn.Module:
@@ -497,9 +495,7 @@ def test_frozen_batch_normalization_cannot_be_updated(engine: Any, awake: bool) 
         ),
         (
             partial(
-                Normalized,
-                frozen=True,
-                layer=partial(nn.BatchNorm1d, track_running_stats=False),
+                Normalized, frozen=True, layer=partial(nn.BatchNorm1d, track_running_stats=False)
             ),
             PrivacyError,
             r"BatchNorm1d\(4\) mixes",
@@ -518,15 +514,9 @@ def test_checkpointed_activations_and_instances_are_refused() -> None:
         model.gradient_checkpointing_enable()
         return model
 
-    def frozen_half() -> nn.Module:
-        model = lora()
-        model.get_base_model().distilbert.embeddings.bfloat16()
-        return model
-
     data = TrainTest(TEXT, Y)
     for factory, error, message in (
         (checkpointed, ValueError, "gradient_checkpointing_disable"),
-        (frozen_half, TypeError, "bfloat16.*frozen ones too"),
         (distilbert(), TypeError, "a function that returns a new model"),
     ):
         with pytest.raises(error, match=message):

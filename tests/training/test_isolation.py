@@ -202,12 +202,7 @@ REFUSED_MODELS: dict[str, tuple[Any, TrainTest, type[Exception], str]] = {
         PrivacyError,
         r"buffers \(0\.seen\)",
     ),
-    "branching": (
-        lambda: Branching(7, 3),
-        DATA,
-        ValueError,
-        r"cannot be computed together.*item",
-    ),
+    "branching": (lambda: Branching(7, 3), DATA, ValueError, r"cannot be computed together.*item"),
 }
 
 
@@ -319,11 +314,6 @@ MIXING: dict[str, tuple[Any, TrainTest, Any]] = {
         SHARES,
         partial(nn.Linear, 5, 1),
     ),
-    "explained variance": (
-        lambda o, t: (o[:, 0] - t).square().mean() / t.var(correction=0),
-        SHARES,
-        partial(nn.Linear, 5, 1),
-    ),
     "padded words": (nn.CrossEntropyLoss(), WORDS, Tagger),
     "contrastive": (contrastive, TEN, partial(nn.Linear, 5, 10)),
     "ranking": (ranking, TEN, partial(nn.Linear, 5, 1)),
@@ -342,12 +332,6 @@ def test_a_loss_that_mixes_records_is_refused_whichever_class_shows_it(name: str
 WEIGHING: dict[str, tuple[Any, TrainTest, Any, Any]] = {
     "class weights": (
         nn.CrossEntropyLoss(weight=odd_one(7, 0.1), reduction="none"),
-        TEN,
-        partial(nn.Linear, 5, 10),
-        lambda o, t: -o.log_softmax(0)[t] * (0.1 if t == 7 else 1.0),
-    ),
-    "a function with class weights": (
-        lambda o, t: cross_entropy_loss(o, t) * odd_one(7, 0.1)[t],
         TEN,
         partial(nn.Linear, 5, 10),
         lambda o, t: -o.log_softmax(0)[t] * (0.1 if t == 7 else 1.0),

@@ -12,14 +12,7 @@ from torch import nn
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.training import DPTrainer, TrainTest, cross_entropy_loss
 from botorch_dp.training.engines import opacus as opacus_engine
-from tests.training.helpers import (
-    FLOAT_DATA,
-    NETWORK,
-    SETTINGS,
-    Embedded,
-    clipped_sum_of,
-    flat,
-)
+from tests.training.helpers import FLOAT_DATA, NETWORK, SETTINGS, clipped_sum_of, flat
 
 TOKENS = torch.arange(240).view(60, 4) % 2
 WORDS = TrainTest(TOKENS, FLOAT_DATA.train_Y, TOKENS, FLOAT_DATA.train_Y)
@@ -57,7 +50,8 @@ def test_published_with_a_guarantee_that_says_what_was_only_tried() -> None:
 
 @pytest.mark.parametrize("word", [2, 10**6, -1])
 def test_a_word_that_does_not_exist_counts_as_zero(word: int) -> None:
-    each = trainer(Embedded, data=WORDS)
+    layers = nn.Embedding(2, 6), nn.Flatten(), nn.LayerNorm(24), nn.Linear(24, 3)
+    each = trainer(lambda: nn.Sequential(*layers), data=WORDS)
     model = each.setup.new_model(0).train()
     others = flat(clipped_sum_of(each, model, torch.arange(1, 9), 0.3))
     X = TOKENS.clone()

@@ -16,7 +16,6 @@ from tests.training.helpers import BATCHES, SETTINGS, trainer
 FIXED: dict[str, Any] = {"clip_norm": 0.5, "batch_size": 6}
 NOISE = Real(0.8, 4.0, log=True)
 SPACE = SearchSpace(learning_rate=Real(0.01, 1.0, log=True), noise_multiplier=NOISE)
-ALONG = SearchSpace(epochs=Integer(1, 4), noise_multiplier=NOISE)
 CONFIG = {"learning_rate": 0.1, "noise_multiplier": 1.5}
 
 
@@ -64,13 +63,6 @@ def test_epsilon_may_be_an_input() -> None:
     assert len(DPareto(problem, seed=0).run(3).points) >= 1
 
 
-def test_with_secret_noise_each_training_is_charged_once() -> None:
-    problem = trainer().problem(ALONG, **FIXED, learning_rate=0.1, publish=True, replicates=2)
-    with DPareto(problem, seed=0, budget=PrivacyBudget(200.0, 1e-3)) as study:
-        study.run(2, initial=2)
-        assert study.ledger is not None and len(study.ledger.entries()) == 2
-
-
 def test_its_models_can_be_published() -> None:
     space = SearchSpace(**SPACE.parameters, **{n: Integer(2, 6) for n in ("batch_size", "epochs")})
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -83,7 +75,6 @@ def test_its_models_can_be_published() -> None:
 @pytest.mark.parametrize(
     ("space", "settings", "error", "message"),
     [
-        (SPACE, {"clip_norm": 0.5, "epochs": 3}, TypeError, "Give `batch_size`"),
         (SPACE, {**SETTINGS}, ValueError, "given as fixed settings too"),
         (SearchSpace(lr=Real(0.1, 1.0)), SETTINGS, ValueError, r"\['lr'\] cannot be among them"),
         (SearchSpace(delta=Real(1e-6, 1e-5)), SETTINGS, ValueError, r"\['delta'\] cannot be"),

@@ -10,13 +10,7 @@ from botorch_dp.training.engines import contributions
 from botorch_dp.training.engines.contributions import Gradients
 from botorch_dp.training.engines.per_record import PerRecordEngine
 from botorch_dp.training.randomness import SeededRandomness
-from tests.training.helpers import (
-    FLOAT_DATA,
-    INDICES,
-    made,
-    sums,
-    training_records,
-)
+from tests.training.helpers import FLOAT_DATA, INDICES, made, sums, training_records
 
 DATA = FLOAT_DATA
 

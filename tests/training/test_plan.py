@@ -5,14 +5,11 @@ import math
 import re
 from typing import Any
 
-import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
 
 from botorch_dp.errors import PrivacyError
-from botorch_dp.privacy import NeighboringRelation, gaussian_mu
+from botorch_dp.privacy import NeighboringRelation, dp_sgd_epsilon, gaussian_mu
 from botorch_dp.training import TrainingPlan, TrainingSettings
 from botorch_dp.training.plan import make_plan
 from botorch_dp.training.ranges import ranges_guarantee
@@ -45,37 +42,13 @@ def test_numbers_by_hand() -> None:
     assert TrainingPlan(**GOOD) == TrainingPlan(**GOOD, **BATCHES["poisson"])
 
 
-def test_epsilon_without_replacement_lies_between_a_data_sets_and_dp_accountings() -> None:
-    """dp-accounting's RDP accountant takes a multiplier in units of the sensitivity, here 2C."""
-    plan = TrainingPlan(**{**GOOD, "noise_multiplier": 3.0}, **BATCHES["fixed"])
-    accountant = RdpAccountant(
-        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
-    ).compose(
-        dp_accounting.SampledWithoutReplacementDpEvent(
-            1000, 30, dp_accounting.GaussianDpEvent(1.5)
-        ),
-        132,
-    )
-    # All other gradients opposite to the replaced one's new value: the pair of Poisson batches with
-    # a record added, its noise in the same units.
-    data_set = PLDAccountant().compose(
-        dp_accounting.PoissonSampledDpEvent(0.03, dp_accounting.GaussianDpEvent(1.5)), 132
-    )
-    reference = accountant.get_epsilon(plan.delta)
-    assert data_set.get_epsilon(plan.delta) < plan.epsilon < 0.6 * reference
-    assert plan.guarantee.relation is NeighboringRelation.REPLACE_ONE
-
-
-@pytest.mark.parametrize("batches", ["poisson", "poisson, one more"])
-def test_epsilon_of_poisson_sampling_is_that_of_dp_accounting(batches: str) -> None:
-    """dp-accounting's privacy-loss distributions take a multiplier in clipping norms."""
+@pytest.mark.parametrize("batches", BATCHES)
+def test_epsilon_is_the_accountants(batches: str) -> None:
+    """Which is held against dp-accounting in the tests of privacy."""
     plan = TrainingPlan(**GOOD, **BATCHES[batches])
-    relation = dp_accounting.NeighboringRelation[plan.relation.name]
-    noise = dp_accounting.GaussianDpEvent(1.5)
-    accountant = PLDAccountant(neighboring_relation=relation).compose(
-        dp_accounting.PoissonSampledDpEvent(0.03, noise), 132
-    )
-    assert plan.epsilon == pytest.approx(accountant.get_epsilon(plan.delta), rel=2e-2)
+    run = {name: GOOD[name] for name in ("noise_multiplier", "batch_size", "num_records")}
+    how = {"sampling": plan.sampling, "relation": plan.relation}
+    assert plan.epsilon == dp_sgd_epsilon(**run, **how, steps=132, delta=plan.delta)
     assert plan.guarantee.relation is plan.relation
 
 

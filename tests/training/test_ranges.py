@@ -10,12 +10,7 @@ import pytest
 import torch
 
 from botorch_dp.errors import BudgetExhausted, PrivacyError
-from botorch_dp.privacy import (
-    NeighboringRelation,
-    PrivacyBudget,
-    PrivacyLedger,
-    PrivacyUnit,
-)
+from botorch_dp.privacy import NeighboringRelation, PrivacyBudget, PrivacyLedger, PrivacyUnit
 from botorch_dp.training import private_ranges
 from botorch_dp.training import ranges as module
 from botorch_dp.training.ranges import (

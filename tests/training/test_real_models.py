@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,17 +123,6 @@ def test_a_token_that_does_not_exist_says_nothing(lazily: bool, token: int) -> N
     assert type(trainer.fit(**SETTINGS, seed=0).model.embedding) is nn.Embedding
 
 
-def test_resumes_and_notices_other_records(tmp_path: Path) -> None:
-    data, other = text(), text(seed=1)
-    trainer = DPTrainer(Encoder, cross_entropy_loss, (Texts(data), Texts(data)), like=LIKE)
-    first = trainer.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "run")
-    again = trainer.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "run")
-    assert torch.equal(weights(first.model), weights(again.model))
-    trainer = DPTrainer(Encoder, cross_entropy_loss, (Texts(other), Texts(data)), like=LIKE)
-    with pytest.raises(PrivacyError, match="`data` is not the same"):
-        trainer.fit(**SETTINGS, seed=0, checkpoint=tmp_path / "run")
-
-
 class Stream(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Any:
         return iter([])
@@ -152,11 +140,7 @@ DATASET = TensorDataset(FLOAT_DATA.train_X, FLOAT_DATA.train_Y)
         (([1, 2], DATASET), PrivacyError, "the train data set.*as secret as any other.*`like="),
         ((DATASET, [1, 2]), PrivacyError, "the test data set.*as secret as any other.*`like="),
         (FLOAT_DATA._replace(train_X={}), TypeError, "must name its inputs"),
-        (
-            FLOAT_DATA._replace(train_X={"a": FLOAT_DATA.train_X}),
-            ValueError,
-            "must agree in names",
-        ),
+        (FLOAT_DATA._replace(train_X={"a": FLOAT_DATA.train_X}), ValueError, "must agree in names"),
     ],
 )
 def test_wrong_data_is_named(data: Any, error: type[Exception], message: str) -> None:

@@ -19,10 +19,6 @@ from tests.training.helpers import make_data, training_records
             {"train_X": [torch.zeros(2), torch.zeros(3)]},
             "Records of unequal length: pad them.*padding='max_length'",
         ),
-        (
-            {"train_X": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])},
-            "Records of unequal length: pad them",
-        ),
         ({"train_X": torch.zeros(0, 7).double()}, "`train_X` must hold records"),
         ({"test_Y": torch.tensor(1)}, "`test_Y` must hold records"),
         ({"train_Y": torch.zeros(59).long()}, "60 records but `train_Y` has 59"),

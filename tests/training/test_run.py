@@ -14,12 +14,7 @@ from torch import Tensor
 
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger
 from botorch_dp.privacy.runs import Run
-from botorch_dp.training import (
-    DPTrainer,
-    TrainingPlan,
-    cross_entropy_loss,
-    multilayer_perceptron,
-)
+from botorch_dp.training import DPTrainer, TrainingPlan, cross_entropy_loss, multilayer_perceptron
 from botorch_dp.training.engines.base import Batches, ClippedSums, Engine
 from botorch_dp.training.run import TrainingRun
 from botorch_dp.training.step_rules import StepRule
@@ -252,12 +247,3 @@ class TestInterruption:
         before = signal.getsignal(signal.SIGINT)
         trainer().fit(**SETTINGS, seed=0)
         assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_progress_shows_steps_only(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer().fit(**SETTINGS, seed=0)
-    assert capsys.readouterr().err == ""
-    trainer().fit(**SETTINGS, seed=0, progress=True)
-    shown = capsys.readouterr().err
-    assert "30/30" in shown
-    assert "acc" not in shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from functools import partial
 from typing import Any
 
@@ -13,21 +12,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from botorch_dp.pareto import DPareto
-from botorch_dp.privacy import (
-    NeighboringRelation,
-    gaussian_mu,
-)
+from botorch_dp.privacy import NeighboringRelation, gaussian_mu
 from botorch_dp.space import Real, SearchSpace
 from botorch_dp.training import (
     DPTrainer,
     TrainTest,
-    cross_entropy_loss,
     logistic_loss,
     logistic_regression,
     multilayer_perceptron,
     suggest_settings,
 )
-from tests.training.helpers import FLOAT_DATA, make_data, trainer
+from tests.training.helpers import FLOAT_DATA, trainer
 
 NUMBERS: dict[str, Any] = {"num_records": 24_000, "num_features": 123, "feature_norm": 3.7}
 FREE = trainer()
@@ -93,10 +88,7 @@ def test_where_little_can_be_learned_it_says_what_it_would_take() -> None:
         assert suggest_settings(**{**asked, **enough}, feature_norm=1.0).warnings
     ratio = [
         suggest_settings(**NUMBERS, epsilon=1.0, relation=relation).outlook
-        for relation in (
-            NeighboringRelation.REPLACE_ONE,
-            NeighboringRelation.ADD_OR_REMOVE_ONE,
-        )
+        for relation in (NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE)
     ]
     assert ratio[0] != ratio[1]
 
@@ -171,20 +163,6 @@ def test_frozen_layers_do_not_count() -> None:
     assert (half.setup.layers, half.setup.num_parameters) == (1, 21)
 
 
-def test_no_record_decides_about_the_settings() -> None:
-    """Exchanged for one that is infinite, a record changes nothing of the plan."""
-    data = make_data(dtype=torch.float32)
-    other = data.train_X.clone()
-    other[3] = math.inf
-    plans = [
-        DPTrainer(partial(multilayer_perceptron, 7, 3, ()), trainer().setup.loss, each).plan(
-            **ASKED
-        )
-        for each in (data, data._replace(train_X=other))
-    ]
-    assert plans[0] == plans[1]
-
-
 def test_a_front_over_epsilon_alone() -> None:
     epsilons = SearchSpace(target_epsilon=Real(0.5, 8.0, log=True))
     problem = FREE.problem(epsilons, delta=1e-3, feature_norm=2.6)
@@ -194,15 +172,3 @@ def test_a_front_over_epsilon_alone() -> None:
         assert trial.epsilon <= trial.config["target_epsilon"]
     noise = FREE.problem(SearchSpace(noise_multiplier=Real(1.0, 4.0)), delta=1e-3, feature_norm=2.6)
     assert noise.batched.epsilons([{"noise_multiplier": 2.0}])[0] > 0
-
-
-def test_token_ids_have_no_norm_to_give() -> None:
-    tokens, labels = torch.randint(50, (300, 16)), torch.randint(2, (300,))
-
-    def model() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.EmbeddingBag(50, 2))
-
-    trainer = DPTrainer(model, cross_entropy_loss, TrainTest(tokens, labels))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "`feature_norm`")
-        assert trainer.plan(target_epsilon=3.0).optimizer == "scale_free"

@@ -16,7 +16,7 @@ from botorch_dp.privacy.selection import TrialNumber
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest, logistic_loss, logistic_regression
 from botorch_dp.tuning import PrivateFit, PrivateSearch, PrivateSelection
-from tests.one_draw import PLENTY, OneDraw
+from tests.one_draw import OneDraw
 
 _N = 40
 _OPTIMA = torch.linspace(0.2, 0.6, _N, dtype=torch.double)
@@ -155,73 +155,3 @@ class TestPrivateSelection(OneDraw):
 def _trained(config: dict[str, Any], noise_multiplier: float) -> tuple[str, float]:
     """A model with secret noise of its own."""
     return os.urandom(8).hex(), config["rate"]
-
-
-# --- Ctrl-C ---
-
-
-class _Interrupted:
-    """Calls a function, and presses Ctrl-C in one of the calls."""
-
-    def __init__(self, function: Any, at: int) -> None:
-        self._function, self._at, self.calls = function, at, 0
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
-        if self.calls == self._at:
-            raise KeyboardInterrupt
-        return self._function(*args, **kwargs)
-
-
-class TestCtrlC:
-    """What was done before Ctrl-C is kept, and the same call goes on, for the same charge."""
-
-    def goes_on(self, make: Any, tmp_path: Path, *, calls: int) -> None:
-        checkpoint, counted = tmp_path / "run", []
-        with PrivacyLedger(budget=PLENTY) as ledger:
-            for at in (calls // 2 + 1, 0):
-                run, function = make(at)
-                counted.append(function)
-                if at:
-                    with pytest.raises(KeyboardInterrupt) as caught:
-                        run(checkpoint=checkpoint, ledger=ledger)
-                    (note,) = caught.value.__notes__
-                    assert f"the same call goes on from {checkpoint}" in note
-                    spent = len(ledger.entries())
-            result = run(checkpoint=checkpoint, ledger=ledger)
-            assert result.config.value == run(checkpoint=checkpoint, ledger=ledger).config.value
-            assert len(ledger.entries()) == max(spent, 1)
-        assert sum(function.calls for function in counted) == calls + 1, "one call is made twice"
-
-    def test_of_a_search(self, tmp_path: Path) -> None:
-        def make(at: int) -> Any:
-            function = _Interrupted(scores, at)
-            space = SearchSpace(x0=Real(0.0, 1.0), x1=Real(0.0, 1.0))
-            search = PrivateSearch(
-                function,
-                space,
-                bounds=(0.0, 1.0),
-                budget=PrivacyBudget(5.0),
-                evaluations=64,
-                num_records=_N,
-            )
-            return search.run, function
-
-        self.goes_on(make, tmp_path, calls=4)  # of sixteen configurations
-
-    def test_of_a_fit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(TrialNumber, "draw", lambda self: 4)
-        fit_of = DPTrainer.fit
-
-        def make(at: int) -> Any:
-            function = _Interrupted(fit_of, at and at + 1)  # the first one is the rehearsal
-            monkeypatch.setattr(DPTrainer, "fit", lambda *args, **kwargs: function(*args, **kwargs))
-            fit = PrivateFit(
-                copy.deepcopy(trainer()),
-                SearchSpace(learning_rate=Real(0.1, 1.0)),
-                fixed={"clip_norm": 1.0, "batch_size": 20, "epochs": 1},
-                budget=PrivacyBudget(8.0, 1e-3),
-            )
-            return fit.run, function
-
-        self.goes_on(make, tmp_path, calls=5)

@@ -26,6 +26,7 @@ def test_few_lines_change(name: str) -> None:
     assert name in NAMES and changed_lines(name) <= 12
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_it_runs_as_printed(

@@ -50,12 +50,6 @@ def test_the_slope_of_a_plane_is_exact_and_a_constant_has_none():
     assert (WEIGHTS @ torch.ones_like(losses)).abs().max() < 1e-12
 
 
-def test_a_parameter_that_does_not_vary_has_no_slope():
-    points = POINTS.clone()
-    points[:, 2] = 0.5
-    assert slope_weights(points)[2].abs().max() == 0
-
-
 @pytest.mark.parametrize("nonsense", [0.0, math.nan, math.inf, -1e300, "opposite"])
 def test_one_record_moves_the_mean_by_no_more_than_noise_is_made_for(nonsense):
     directions = torch.eye(D, dtype=torch.double)
