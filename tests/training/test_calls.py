@@ -97,6 +97,23 @@ def test_they_are_tried_at_random_weights_too() -> None:
         DPTrainer(zero, cross_entropy_loss, DATA)
 
 
+def test_a_model_that_enlarges_rounding_is_not_refused() -> None:
+    class Enlarging(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(257, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sin(1e6 * self.layer(x))
+
+    model, wide = Enlarging(), torch.randn(5, 257, generator=G)
+    with torch.no_grad():
+        alone = torch.cat([model(x) for x in wide.split(1)])
+        if torch.allclose(model(wide), alone, rtol=0, atol=1e-3):
+            pytest.skip("on this machine, rounding does not depend on the shape")
+    check_evaluation(model, TrainTest(wide, Y[:5], wide, Y[:5]))
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 def test_models_that_do_not_mix_pass_whatever_their_weights(scale: float) -> None:
     """A trained model is not lost to rounding."""
@@ -253,17 +270,6 @@ def test_a_delta_not_below_one_in_n_warns_before_anything_is_charged() -> None:
         OutputPerturbedLogisticRegression(DATA, delta=0.01).fit(
             regularization=0.1, noise_std=0.1, publish=True
         )
-
-
-def test_a_target_above_10_warns_where_a_model_is_to_be_published() -> None:
-    """A study tries many targets with seeds, and they promise nothing."""
-    trainer = DPTrainer(lambda: logistic_regression(3), logistic_loss, DATA)
-    settings = {name: value for name, value in TRAINING.items() if name != "noise_multiplier"}
-    with pytest.warns(UserWarning, match="`epsilon` = 12.5 guarantees next to nothing"):
-        trainer.plan(**settings, target_epsilon=12.5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        trainer.fit(**settings, target_epsilon=14.5, seed=0)
 
 
 def test_a_private_fit_warns_but_not_as_often_as_it_trains() -> None:

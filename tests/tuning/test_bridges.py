@@ -77,8 +77,3 @@ def test_dask_finds_the_same():
     ):
         together = a_search().run(executor=client.get_executor())
     assert together.config.value == a_search().run().config.value
-
-
-def test_a_row_of_a_wrong_shape_is_refused():
-    with ThreadPoolExecutor(1) as threads, pytest.raises(ValueError, match="1 x 50"):
-        a_search(lambda configs: torch.zeros(2, N)).run(executor=threads)
