@@ -7,7 +7,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from tests.training.helpers import SETTINGS, clipped_sum, clipped_sum_of, flat, 
 
 #: In one worker, which alone loads transformers, and where they are needed.
 pytestmark = pytest.mark.xdist_group("transformers")
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "hugging_face.md"
+
 WORDS, LENGTH, ROWS = 40, 10, 16
 G = torch.Generator().manual_seed(0)
 IDS = torch.randint(3, WORDS, (ROWS, LENGTH), generator=G)

@@ -49,7 +49,7 @@ def test_it_runs_as_printed(
     assert best.test_guarantee is not None
 
 
-@pytest.mark.parametrize("name", ["jax", "sklearn"])
+@pytest.mark.parametrize("name", ["jax"])
 def test_a_guide_prints_the_script(name: str) -> None:
     guide = (FOLDER.parents[1] / "docs" / "guides" / f"{name}.md").read_text()
     snippets = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
