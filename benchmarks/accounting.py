@@ -34,12 +34,7 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 
-from benchmarks.common import (
-    BenchmarkParser,
-    Ratio,
-    interleaved_ratio,
-    save_results,
-)
+from benchmarks.common import BenchmarkParser, Ratio, interleaved_ratio, save_results
 from benchmarks.tables import markdown, stored
 from botorch_dp.privacy import (
     NeighboringRelation,
@@ -57,9 +52,7 @@ RECORDS, DELTA = 32561, 1e-5
 
 ADULT = {"batch_size": 256, "num_records": RECORDS, "steps": 1000, "delta": DELTA}
 
-
 FIXED: dict[str, Any] = {"sampling": "without_replacement"}
-
 
 #: dp-accounting's orders up to 63, and from there on some between those of its list.
 PAPERS_ORDERS = (
@@ -79,7 +72,6 @@ REFERENCES = (
 
 
 CANDIDATES = 2048
-
 
 RANDOM_SETTINGS = 200
 
@@ -272,13 +264,10 @@ def speed() -> dict[str, Any]:
 
 THEIR_RECORDS = 30_956
 
-
 ORDERS = tuple(float(order) for order in range(2, 1025))
-
 
 #: The last order with the sharper terms.
 LARGEST_TIGHT_ORDER = 256
-
 
 #: Relative difference up to which two computations agree.
 AGREEMENT = 1e-6

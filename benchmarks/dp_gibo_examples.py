@@ -483,10 +483,7 @@ def placement(seeds: int, steps: int, dim: int = 5) -> dict[str, Any]:
     without data there is one point far away. ``steps`` is the number of random starts.
     """
     kernel = RBFKernel().double()
-    designs = {
-        "simplex": Design(mean="zero"),
-        "optimize": Design("optimize", mean="zero"),
-    }
+    designs = {"simplex": Design(mean="zero"), "optimize": Design("optimize", mean="zero")}
     found: dict[str, Any] = {}
     for count in NEARBY:
         for noise in NOISES:

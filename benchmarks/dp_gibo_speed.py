@@ -38,13 +38,7 @@ from botorch.utils.transforms import (
 from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
-from benchmarks.common import (
-    BenchmarkParser,
-    Ratio,
-    interleaved_ratio,
-    save_results,
-    seconds,
-)
+from benchmarks.common import BenchmarkParser, Ratio, interleaved_ratio, save_results, seconds
 from botorch_dp.acquisition import GradientTrace
 from botorch_dp.descent import DPGIBO, Design
 from botorch_dp.descent.settings import DescentSettings

@@ -169,14 +169,7 @@ def unit_box(dim: int) -> Tensor:
     return torch.stack((torch.zeros(dim), torch.ones(dim))).double()
 
 
-def descend(
-    task: Task,
-    seed: int,
-    *,
-    steps: int,
-    mu: float,
-    centre: bool = True,
-) -> list[float]:
+def descend(task: Task, seed: int, *, steps: int, mu: float, centre: bool = True) -> list[float]:
     """As we would run it."""
     kernel = MaternKernel(nu=2.5).double()
     kernel.lengthscale = 0.5

@@ -36,11 +36,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 from tqdm import tqdm
 
-from benchmarks.common import (
-    BenchmarkParser,
-    results_folder,
-    save_results,
-)
+from benchmarks.common import BenchmarkParser, results_folder, save_results
 from benchmarks.tables import markdown, stored
 from botorch_dp.descent import DPGIBO, Design, public_clip_norm
 from botorch_dp.objectives import PrivateObjective
@@ -108,11 +104,7 @@ def turbo(losses: Losses, d: int, *, mu: float, batches: int, batch: int, seed: 
     torch.manual_seed(seed)
     evaluations = batches * batch
     objective = PrivateObjective(
-        losses,
-        bounds=(0.0, 1.0),
-        mu=mu / math.sqrt(evaluations),
-        negate=True,
-        unsafe_seed=seed,
+        losses, bounds=(0.0, 1.0), mu=mu / math.sqrt(evaluations), negate=True, unsafe_seed=seed
     )
     X = SobolEngine(d, scramble=True, seed=seed).draw(batch, dtype=torch.double)
     X[0] = 0.5  # where the descent starts

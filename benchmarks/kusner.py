@@ -20,10 +20,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import MaternKernel
 
-from benchmarks.common import (
-    BenchmarkParser,
-    save_results,
-)
+from benchmarks.common import BenchmarkParser, save_results
 from benchmarks.tables import markdown, stored
 from botorch_dp.models import max_information_gain
 from botorch_dp.privacy import gaussian_mu

@@ -101,10 +101,7 @@ def bounds(epsilon: float) -> dict[str, float]:
     """What no attack exceeds under (epsilon, delta), of both numbers."""
     right = (math.exp(epsilon) + DELTA) / (1 + math.exp(epsilon))
     others_missed = 1 - math.exp(-epsilon) * (0.99 - DELTA)
-    return {
-        "right guesses": right,
-        "named": min(0.01 * math.exp(epsilon) + DELTA, others_missed),
-    }
+    return {"right guesses": right, "named": min(0.01 * math.exp(epsilon) + DELTA, others_missed)}
 
 
 def others_of(order: Tensor, generator: torch.Generator) -> list[Tensor]:

@@ -29,10 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import (
-    BenchmarkParser,
-    save_results,
-)
+from benchmarks.common import BenchmarkParser, save_results
 from benchmarks.tables import fixed, markdown, stored
 from botorch_dp import datasets
 from botorch_dp._files import atomic_write
@@ -57,7 +54,6 @@ RUNS, BOOTSTRAPS = 200, 60
 
 
 WAYS = ("unpaid", "selection", "default", "composition")
-
 
 #: The law of the number of trainings of a selection.
 NUMBER = TrialNumber(20, 3.0)
@@ -133,10 +129,7 @@ class Pools:
     def fit(self, epsilon: float) -> PrivateFit:
         """The fit whose noise a selection's trainings have."""
         return PrivateFit(
-            self.trainer,
-            self.task.space,
-            budget=PrivacyBudget(epsilon, DELTA),
-            trials=NUMBER,
+            self.trainer, self.task.space, budget=PrivacyBudget(epsilon, DELTA), trials=NUMBER
         )
 
     def noise(self, way: str, epsilon: float) -> Callable[[dict[str, Any]], float]:

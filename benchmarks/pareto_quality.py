@@ -47,13 +47,7 @@ from scipy.stats import hypergeom
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.common import (
-    BenchmarkParser,
-    Finished,
-    mean_interval,
-    results_folder,
-    save_results,
-)
+from benchmarks.common import BenchmarkParser, Finished, mean_interval, results_folder, save_results
 from benchmarks.tables import fixed, markdown, stored
 from botorch_dp import datasets
 from botorch_dp.acquisition import HypervolumeProbabilityOfImprovement
@@ -192,7 +186,6 @@ INITIAL, TRIALS = 16, 80
 #: Trials behind a model of ``seen``.
 HISTORY = 1500
 
-
 #: Label -> options of the study and how many times ``TRIALS`` it may train.
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "ehvi": ({"acquisition": "ehvi", "epsilon_scale": "linear"}, 1),
@@ -291,8 +284,7 @@ def regression_problem() -> KnownProblem:
     table = TabulatedRegression(datasets.adult() if adult else datasets.breast_cancer())
     problem = PrivacyUtilityProblem(
         SearchSpace(
-            regularization_level=Integer(0, table.levels - 1),
-            noise_std=Real(0.1, 10.0, log=True),
+            regularization_level=Integer(0, table.levels - 1), noise_std=Real(0.1, 10.0, log=True)
         ),
         privacy=table.epsilon,
         utility=table.utility,
@@ -316,10 +308,7 @@ def volumes(points: Tensor, ref_point: tuple[float, float]) -> dict[str, float]:
     """Hypervolume in epsilon and in its logarithm, down to a thousandth of the reference."""
     logs = torch.stack([points[:, 0].clamp_min(1e-3 * ref_point[0]).log(), points[:, 1]], dim=-1)
     log_ref = (math.log(ref_point[0]), ref_point[1])
-    return {
-        "linear": dominated_volume(points, ref_point),
-        "log": dominated_volume(logs, log_ref),
-    }
+    return {"linear": dominated_volume(points, ref_point), "log": dominated_volume(logs, log_ref)}
 
 
 def run_method(known: KnownProblem, method: str, seed: int) -> dict[str, Any]:

@@ -103,11 +103,7 @@ def measured(records: Any, own: dict[str, Any], wrong: float) -> dict[str, Any]:
     trainer = DPTrainer(partial(logistic_regression, data.train_X.shape[1]), logistic_loss, data)
     asked: Any = {"target_epsilon": EPSILON, "feature_norm": wrong * norm_of(data), **own}
     plan = trainer.plan(**asked)
-    fixed: Any = {
-        "clip_norm": plan.clip_norm,
-        "batch_size": plan.batch_size,
-        "epochs": plan.epochs,
-    }
+    fixed: Any = {"clip_norm": plan.clip_norm, "batch_size": plan.batch_size, "epochs": plan.epochs}
     stepped = DPTrainer(
         partial(logistic_regression, data.train_X.shape[1]), logistic_loss, data,
         optimizer="scale_free",

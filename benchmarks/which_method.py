@@ -69,11 +69,9 @@ from botorch_dp.tuning import PrivateSearch
 
 RANDOM = "random choice"
 
-
 EPSILONS = (0.3, 1.0, 3.0)
 #: For the seeds that nobody looked at.
 LEADERS = ("DPGIBO", "permute-and-flip, no model", "PrivateSearch")
-
 
 FIRST_FRESH = 6
 
@@ -222,7 +220,6 @@ def plot_methods(outcomes: dict[str, Outcomes]) -> None:
 
 NUM_PUBLIC = 200
 
-
 #: Seeds below were looked at.
 NUM_SEEN = 3
 
@@ -236,7 +233,6 @@ Losses = Callable[[Tensor], Tensor]
 
 
 DIMS = {"ripples": 6, "plateau": 6, "heavy tails": 8, "noisy losses": 20, "categories": 5}
-
 
 KINDS = ("a", "b", "c", "d")
 

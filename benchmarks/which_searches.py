@@ -36,7 +36,6 @@ from botorch_dp.tuning import PrivateSearch
 #: Methods that need a finite set choose from that many public Sobol points.
 NUM_CHOICES = 512
 
-
 BOUNDS = (0.0, 1.0)
 
 
@@ -234,13 +233,10 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 DELTA = 1e-6
 
-
 #: A mechanism that draws the choice itself is averaged over that many draws for each seed.
 DRAWS = 20
 
-
 _SEARCH_DELTA = 0.1  # of the confidence bounds that guide GP-UCB; no privacy parameter
-
 
 _MODEL_NOISE = 0.1  # variance of evaluations in prior units, where they are in truth exact
 

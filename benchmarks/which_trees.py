@@ -316,10 +316,7 @@ def models() -> dict[str, tuple[Any, dict[str, Any], str]]:
         ),
         "support vector machine": (
             scaled(SVC()),
-            {
-                "model__C": Real(0.01, 1000.0, log=True),
-                "model__gamma": Real(1e-4, 10.0, log=True),
-            },
+            {"model__C": Real(0.01, 1000.0, log=True), "model__gamma": Real(1e-4, 10.0, log=True)},
             "zero_one",
         ),
         "network": (
