@@ -2,10 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.accounting [--part epsilons records]
 
-* ``epsilons``: reference values by privacy-loss distributions and by Rényi divergences, with the
-  lower bound that an explicit data set gives; both over the ranges of DPareto's experiments; random
-  settings against dp-accounting, from above and from below; and the time of one epsilon, of one
-  calibration, and of 2,048 candidates at once (processor time, nothing cached).
+* ``epsilons``: the papers' Rényi divergences over ours, over the ranges of DPareto's experiments;
+  random settings against dp-accounting, from above and from below; and the time of one epsilon, of
+  one calibration, and of 2,048 candidates at once (processor time, nothing cached).
 * ``records``: the 32 epsilons that the authors of DPareto [Avent2020] recorded (Adult, logistic
   regression with DP-Adam), computed again: ``classical`` with their number of steps and their
   conversion, ``min over orders a of RDP(a) + log(1/delta) / (a - 1)``; ``same_steps`` with today's
@@ -62,15 +61,6 @@ PAPERS_ORDERS = (
 )
 
 
-REFERENCES = (
-    (32561, 256, 1000, 2.0),
-    (32561, 256, 1000, 4.0),
-    (32561, 256, 1000, 1.0),
-    (60000, 600, 10000, 4.0),
-    (569, 32, 100, 4.0),
-)
-
-
 CANDIDATES = 2048
 
 RANDOM_SETTINGS = 200
@@ -120,38 +110,6 @@ def papers_epsilon(
     found = rdp_privacy_accountant.compute_epsilon(PAPERS_ORDERS, rdp, delta)[0]
     without_sampling = gaussian_epsilon(2 * math.sqrt(steps) / noise_multiplier, delta)
     return min(float(found), without_sampling)
-
-
-def their_fixed(z: float, batch: int, records: int, steps: int, delta: float) -> float:
-    rdp = steps * fixed_batch_rdp(z, batch, records, rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
-    orders = rdp_privacy_accountant.DEFAULT_RDP_ORDERS
-    return float(rdp_privacy_accountant.compute_epsilon(orders, rdp, delta)[0])
-
-
-def references() -> list[dict[str, Any]]:
-    """Epsilons of five settings; a record added sees the same noise as a record replaced."""
-    rows = []
-    for records, batch, steps, z in REFERENCES:
-        run: dict[str, Any] = {
-            "batch_size": batch,
-            "num_records": records,
-            "steps": steps,
-            "delta": DELTA,
-        }
-        rows.append(
-            {
-                "records": records,
-                "batch": batch,
-                "steps": steps,
-                "noise multiplier": z,
-                "fixed batches": dp_sgd_epsilon(noise_multiplier=z, **run, **FIXED),
-                "fixed batches, at least": their_poisson(z / 2, batch, records, steps, DELTA, ADD),
-                "fixed batches, Rényi": papers_epsilon(noise_multiplier=z, **run),
-                "Poisson batches, replace": dp_sgd_epsilon(noise_multiplier=z, **run),
-                "Poisson batches, add": dp_sgd_epsilon(noise_multiplier=z, **run, relation=ADD),
-            }
-        )
-    return rows
 
 
 def ranges() -> dict[str, Any]:
@@ -233,9 +191,6 @@ def speed() -> dict[str, Any]:
     ratios: dict[str, Ratio] = {
         "Poisson batches, replace": timed(ours, partial(theirs, REPLACE)),
         "Poisson batches, add": timed(partial(ours, relation=ADD), partial(theirs, ADD)),
-        "fixed batches, against their Rényi": timed(
-            partial(ours, **FIXED), lambda: their_fixed(next(fresh), 256, RECORDS, 1000, DELTA)
-        ),
         "calibration, Poisson batches, replace": timed(
             lambda: dp_sgd_noise_multiplier(
                 epsilon=1.0 + 1e-7 * next(fresh), **ADULT, tolerance=1e-3
@@ -316,11 +271,8 @@ def compared(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def epsilons() -> None:
-    """References, ranges, agreement and speed, stored as ``accounting.json``."""
-    found: dict[str, Any] = {"references": references()}
-    for row in found["references"]:
-        print("  ".join(f"{name} {value:.4g}" for name, value in row.items()))
-    found |= {"ranges": ranges(), "agreement": agreement()}
+    """Ranges, agreement and speed, stored as ``accounting.json``."""
+    found: dict[str, Any] = {"ranges": ranges(), "agreement": agreement()}
     for report in (found["ranges"], found["agreement"]):
         for name, value in report.items():
             print(f"{name}: {value}")

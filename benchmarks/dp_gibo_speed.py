@@ -4,15 +4,12 @@
 
 1. ``GradientTrace``, value and derivative, against a lean dense recomputation: the kernel matrix of
    all points from its formula, one factorization, automatic differentiation; no model at all. One
-   set at a time or all in a batch, whichever is faster. Also what an acquisition function takes
-   that computes nothing (BoTorch's protocol and automatic differentiation).
-2. One whole DP-GIBO step (design, factor, gradients, clipping, noise; the objective aside) against
-   the matrix products that no implementation can avoid, at N/d/n = 850/33/5000, 340/33/5000 and
-   110/10/1000; and against a lean step, which is the same one written in torch for one kernel and
-   one design, with the exact sum of clipped gradients and OpenDP's noise, but without checks,
-   copies and records, and without the claim that makes a step safe to repeat. A step needs this and
-   one claim and release in the memory of a run. Also what the exact sums, OpenDP's noise for d
-   numbers, and a claim and release in a file take.
+   set at a time or all in a batch, whichever is faster.
+2. One whole DP-GIBO step (design, factor, gradients, clipping, noise; the objective aside) at
+   N/d/n = 850/33/5000, 340/33/5000 and 110/10/1000, against a lean step, which is the same one
+   written in torch for one kernel and one design, with the exact sum of clipped gradients and
+   OpenDP's noise, but without checks, copies and records, and without the claim that makes a step
+   safe to repeat; plus one claim and release in the memory of a run.
 """
 
 from __future__ import annotations
@@ -20,21 +17,13 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from botorch.acquisition import AcquisitionFunction
-from botorch.utils.transforms import (
-    average_over_ensemble_models,
-    concatenate_pending_points,
-    t_batch_mode_transform,
-)
 from gpytorch.kernels import Kernel, RBFKernel
 from torch import Tensor
 
@@ -42,12 +31,10 @@ from benchmarks.common import BenchmarkParser, Ratio, interleaved_ratio, save_re
 from botorch_dp.acquisition import GradientTrace
 from botorch_dp.descent import DPGIBO, Design
 from botorch_dp.descent.settings import DescentSettings
-from botorch_dp.descent.step import ClippedMean, Observations
+from botorch_dp.descent.step import ClippedMean
 from botorch_dp.models import public_gp
-from botorch_dp.models.gradient import KernelFactor, regular_simplex
-from botorch_dp.models.kernels import kernel_derivatives
+from botorch_dp.models.gradient import regular_simplex
 from botorch_dp.privacy import gaussian_mechanism
-from botorch_dp.privacy.mechanisms import ExactNoise
 from botorch_dp.privacy.runs import Run
 
 NOISE = 1e-4
@@ -67,32 +54,6 @@ def value_and_slope(function: Callable[[Tensor], Tensor], sets: Tensor) -> Calla
         return torch.cat((values.detach().reshape(-1), slopes.reshape(-1)))
 
     return evaluate
-
-
-class _Nothing(torch.autograd.Function):
-    """A number and its derivative, both of which are there already."""
-
-    @staticmethod
-    def forward(ctx: Any, Z: Tensor) -> Tensor:
-        ctx.save_for_backward(Z)
-        return Z[..., 0, 0]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (slope,) = ctx.saved_tensors
-        return gradients[0].reshape(*slope.shape[:-2], 1, 1) * slope
-
-
-class NoAcquisition(AcquisitionFunction):
-    """BoTorch's protocol for acquisition functions with nothing in it."""
-
-    X_pending = None
-
-    @concatenate_pending_points
-    @t_batch_mode_transform()
-    @average_over_ensemble_models
-    def forward(self, X: Tensor) -> Tensor:
-        return _Nothing.apply(X)
 
 
 def trace_functions(num_points: int, d: int, candidates: int) -> dict[str, Callable[[], Tensor]]:
@@ -130,7 +91,6 @@ def trace_functions(num_points: int, d: int, candidates: int) -> dict[str, Calla
     }
     for name in ("one by one", "in a batch"):
         torch.testing.assert_close(functions["ours"](), functions[name](), rtol=1e-6, atol=1e-7)
-    functions["nothing"] = value_and_slope(NoAcquisition(model), sets)
     return functions
 
 
@@ -146,24 +106,16 @@ def in_a_row(function: Callable[[], Any]) -> Callable[[], None]:
 
 def trace_ratios(repeats: int) -> dict[str, Ratio]:
     ratios = {}
-    for num_points in (20, 100, 300):
-        for candidates in (1, 16):
-            functions = trace_functions(num_points, 10, candidates)
-            name = f"gradient trace, N = {num_points}, d = 10, {candidates} candidate sets"
-            ours = in_a_row(functions.pop("ours"))
-            timed = {
-                other: interleaved_ratio(
-                    ours, in_a_row(function), repeats=repeats, clock=time.process_time
-                )
-                for other, function in functions.items()
-            }
-            ratios[name] = min(
-                timed.pop("one by one"), timed.pop("in a batch"), key=lambda ratio: ratio.median
-            )
-            print(f"{name}: {ratios[name]}", flush=True)
-            for part, ratio in timed.items():
-                ratios[f"{name}: {part}"] = ratio
-                print(f"    {part}: {ratio.median:.2f} of our time", flush=True)
+    for num_points, candidates in itertools.product((20, 100, 300), (1, 16)):
+        functions = trace_functions(num_points, 10, candidates)
+        name = f"gradient trace, N = {num_points}, d = 10, {candidates} candidate sets"
+        ours = in_a_row(functions.pop("ours"))
+        timed = [
+            interleaved_ratio(ours, in_a_row(other), repeats=repeats, clock=time.process_time)
+            for other in functions.values()
+        ]
+        ratios[name] = min(timed, key=lambda ratio: ratio.median)
+        print(f"{name}: {ratios[name]}", flush=True)
     return ratios
 
 
@@ -227,7 +179,6 @@ def lean_step(run: DPGIBO, losses: Tensor) -> Callable[[], Tensor]:
     whitened = torch.empty(total, d + 1, dtype=torch.double)
     location, known = settings.initial / scale, observations.root
     simplex = regular_simplex(d + 1, like=points)
-    is_central = settings.design.name == "central"
     ones, prior = torch.ones(total, 1, dtype=torch.double), torch.eye(d, dtype=torch.double)
 
     def columns(X: Tensor) -> Tensor:
@@ -246,11 +197,7 @@ def lean_step(run: DPGIBO, losses: Tensor) -> Callable[[], Tensor]:
         effect, share = corrected(gram)
         covariance = (prior - gram[:-1, :-1]).addr_(share, effect)
         basis, _ = torch.linalg.qr(torch.linalg.eigh(covariance)[1].flip(-1))
-        if is_central:
-            directions = torch.stack((basis.mT, -basis.mT), dim=1).reshape(2 * d, d)[:count]
-        else:
-            directions = simplex @ basis.mT
-        X = torch.add(location, directions, alpha=RADIUS, out=points[old:])
+        X = torch.add(location, simplex @ basis.mT, alpha=RADIUS, out=points[old:])
         covariances = torch.cdist(points, X, compute_mode="donot_use_mm_for_euclid_dist").square_()
         covariances.mul_(-0.5).exp_()
         crossed = torch.linalg.solve_triangular(known, covariances[:old], upper=False)
@@ -279,89 +226,34 @@ def lean_step(run: DPGIBO, losses: Tensor) -> Callable[[], Tensor]:
     return step
 
 
-def unavoidable_products(num_points: int, d: int, n: int) -> Callable[[], Any]:
-    """The factor applied to the new points and to the gradient (and back); weights x losses."""
-    torch.manual_seed(0)
-    X = torch.rand(num_points, d, dtype=torch.double)
-    derivatives = kernel_derivatives(ard_rbf(d, 0.3), like=X)
-    root = KernelFactor.empty(derivatives, d).extended(X, 1e-8)[0].root
-    crossed = torch.randn(num_points, d, dtype=torch.double)
-    new = torch.randn(num_points - d - 1, d + 1, dtype=torch.double)
-    old_root = root[: len(new), : len(new)].contiguous()
-    table = torch.randn(num_points, n, dtype=torch.double)
-
-    def products() -> Tensor:
-        torch.linalg.solve_triangular(old_root, new, upper=False)
-        whitened = torch.linalg.solve_triangular(root, crossed, upper=False)
-        weights = torch.linalg.solve_triangular(root.mT, whitened, upper=True)
-        return weights.mT @ table
-
-    return products
-
-
-def exact_sums(d: int, n: int) -> Callable[[], Any]:
-    """The sum of clipped gradients, which are there already."""
-    table = torch.randn(d, n, dtype=torch.double)
-    points = torch.zeros(d, d, dtype=torch.double)
-    factor = KernelFactor(None, points, points)
-    observations = Observations(factor).with_batch(factor, table, step=0)
-    parts = list(observations.gradients(torch.eye(d, dtype=torch.double)))
-
-    def add() -> Tensor:
-        mean = ClippedMean(d, n, 1.0)
-        for part in parts:
-            mean.add(part)
-        return mean.value()
-
-    return add
-
-
-def step_ratios(num_points: int, d: int, n: int, repeats: int, design: Any) -> dict[str, Any]:
-    """A step over the products, and over a lean one: medians over turns, with their ranges."""
-    plain, losses = prepared_run(num_points, d, n, mu=math.inf, name=design)
+def step_ratios(num_points: int, d: int, n: int, repeats: int) -> dict[str, Any]:
+    """A step over a lean one and a release: the median over turns, with their range."""
+    plain, losses = prepared_run(num_points, d, n, mu=math.inf)
     ours, lean = our_step(plain), lean_step(plain, losses)
     torch.testing.assert_close(ours(), lean(), rtol=1e-6, atol=1e-9)
-    run, losses = prepared_run(num_points, d, n, name=design)
+    run, losses = prepared_run(num_points, d, n)
     values, price = np.zeros(d), DescentSettings(torch.zeros(d), 1.0, 1000, 1.0).step_price
     in_memory = Run(None, what="a benchmark", settings={})
     keys = map(str, itertools.count())
-    with tempfile.TemporaryDirectory() as folder:
-        in_file = Run(Path(folder) / "run", what="a benchmark", settings={})
-
-        def through(run: Run) -> Callable[[], Any]:
-            return lambda: run.release(price, lambda _: values, key=next(keys), read=lambda: None)
-
-        parts: dict[str, Callable[[], Any]] = {
-            "step": our_step(run),
-            "lean step": lean_step(run, losses),
-            "products": unavoidable_products(num_points, d, n),
-            "exact sums": exact_sums(d, n),
-            "noise": lambda: ExactNoise().add_gaussian(values, 1.0),
-            "release in memory": through(in_memory),
-            "release in a file": through(in_file),
-        }
-        for part in 3 * list(parts.values()):
-            part()
-        taken = [
-            {name: 1e3 * seconds(part, time.process_time) for name, part in parts.items()}
-            for _ in range(repeats)
-        ]
-        in_file.close()
-    for turn in taken:
-        turn["lean step and release"] = turn["lean step"] + turn["release in memory"]
-    found: dict[str, Any] = {
-        f"{name}, ms": statistics.median(turn[name] for turn in taken) for name in taken[0]
+    parts: dict[str, Callable[[], Any]] = {
+        "step": our_step(run),
+        "lean step": lean_step(run, losses),
+        "release in memory": lambda: in_memory.release(
+            price, lambda _: values, key=next(keys), read=lambda: None
+        ),
     }
-    for name, over in (
-        ("step", "products"),
-        ("lean step", "products"),
-        ("lean step and release", "products"),
-        ("step", "lean step and release"),
-    ):
-        ratios = sorted(turn[name] / turn[over] for turn in taken)
-        found[f"{name} over {over}"] = statistics.median(ratios)
-        found[f"{name} over {over}, range"] = [ratios[0], ratios[-1]]
-    return found
+    for part in 3 * list(parts.values()):
+        part()
+    taken = [
+        {name: 1e3 * seconds(part, time.process_time) for name, part in parts.items()}
+        for _ in range(repeats)
+    ]
+    ratios = sorted(t["step"] / (t["lean step"] + t["release in memory"]) for t in taken)
+    return {
+        **{f"{name}, ms": statistics.median(turn[name] for turn in taken) for name in parts},
+        "step over lean step and release": statistics.median(ratios),
+        "step over lean step and release, range": [ratios[0], ratios[-1]],
+    }
 
 
 def main() -> None:
@@ -372,10 +264,9 @@ def main() -> None:
     ratios = trace_ratios(repeats)
     steps = {}
     for sizes in ((850, 33, 5000), (340, 33, 5000), (110, 10, 1000)):
-        for design in ("simplex", "central"):
-            name = "one step, N = {}, d = {}, n = {}, ".format(*sizes) + design
-            steps[name] = step_ratios(*sizes, 3 * repeats, design)
-            print(name, {key: np.round(value, 2).tolist() for key, value in steps[name].items()})
+        name = "one step, N = {}, d = {}, n = {}, simplex".format(*sizes)
+        steps[name] = step_ratios(*sizes, 3 * repeats)
+        print(name, {key: np.round(value, 2).tolist() for key, value in steps[name].items()})
     save_results("dp_gibo_speed", {"ratios": ratios, "steps": steps})
 
 

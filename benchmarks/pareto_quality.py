@@ -1,6 +1,6 @@
 """How close does DPareto come to fronts that are known exactly?
 
-    OMP_NUM_THREADS=1 python -m benchmarks.pareto_quality [--part methods seen maps] [--seeds N]
+    OMP_NUM_THREADS=1 python -m benchmarks.pareto_quality [--part methods maps] [--seeds N]
 
 Two problems whose expected error can be enumerated: the sparse vector technique, and logistic
 regression with noise on its weights (given the weights, the probability that a test record is
@@ -10,14 +10,11 @@ nothing. All methods see the same seeds, and differences are paired over them. W
 ``BOTORCH_DP_DATA`` set, the logistic regression is on Adult, otherwise on the bundled data set.
 
 * ``methods``: DPareto against random and grid search.
-* ``seen``: studies of thousands of trials show their models 512 of them. What that loses: the root
-  mean square of what is wrong with the expected errors of configs near the front, for models of
-  1,500 random trials that see all of them, 512 chosen ones, or the first 512.
 * ``maps``: the illustrations of DPareto, figures 1 to 4 of [Avent2020]: maps of both oracles, the
   front that is true, the models' means after some trials proposed by HVPoI with both objectives
   modelled (the paper's way), and the map of HVPoI that chooses the next one.
 
-``methods`` and ``seen`` keep what is finished, so that they go on where they were interrupted.
+``methods`` keeps what is finished, so that it goes on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -28,11 +25,10 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -56,13 +52,10 @@ from botorch_dp.pareto import (
     DPareto,
     PrivacyUtilityProblem,
     TrainingPrivacy,
-    Trial,
-    surrogates,
 )
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.proposals import Proposer
-from botorch_dp.pareto.recommendation import expected_error as error_of
-from botorch_dp.pareto.surrogates import KnownObjectives, objective_scales
+from botorch_dp.pareto.surrogates import objective_scales
 from botorch_dp.privacy import gaussian_epsilon
 from botorch_dp.space import Config, Integer, Real, SearchSpace
 from botorch_dp.tasks import sparse_vector
@@ -183,9 +176,6 @@ def laplace_quadrature(
 
 
 INITIAL, TRIALS = 16, 80
-#: Trials behind a model of ``seen``.
-HISTORY = 1500
-
 #: Label -> options of the study and how many times ``TRIALS`` it may train.
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "ehvi": ({"acquisition": "ehvi", "epsilon_scale": "linear"}, 1),
@@ -390,54 +380,6 @@ def draw_methods(stored: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def predictions(known: KnownProblem, seed: int) -> dict[str, float]:
-    """How far models of 1,500 random trials are off near the front, and their seconds."""
-    problem, error = known.problem, known.expected_error
-    trials = [
-        Trial(
-            number=number,
-            config=config,
-            seeds=tuple(range(number * problem.replicates, (number + 1) * problem.replicates)),
-            epsilon=problem.epsilon(config),
-            state="complete",
-        )
-        for number, config in enumerate(problem.space.sample(HISTORY, seed=seed))
-    ]
-    trials = [
-        replace(
-            t, measurements=tuple(problem.measurement(problem.oracle(t.config, s)) for s in t.seeds)
-        )
-        for t in trials
-    ]
-    judged = [trial.config for trial in trials] + problem.space.sample(500, seed=seed + 1000)
-    truth = torch.tensor([error(config) for config in judged], dtype=torch.double)
-    epsilons = torch.tensor([problem.epsilon(config) for config in judged], dtype=torch.double)
-    # Within .02 of the least error that there is for as much epsilon.
-    least = truth.where(epsilons <= epsilons[:, None], math.inf).amin(dim=-1)
-    near = (truth < least + 0.02).nonzero().flatten().tolist()
-    known_objectives = KnownObjectives(problem, with_epsilon=True)
-    found: dict[str, float] = {}
-    for label, limit, shown in (
-        ("all", HISTORY, trials),
-        ("512", 512, trials),
-        ("first 512", 512, trials[:512]),
-    ):
-        start = time.process_time()
-        with patch.object(surrogates, "_MOST_SEEN", limit):
-            fitted = surrogates.Surrogates(
-                problem,
-                shown,
-                [],
-                known=known_objectives,
-                scales=objective_scales(problem, "linear"),
-            )
-        means, stds = fitted.predict(known_objectives.candidates([judged[i] for i in near]))
-        errors = error_of(means[:, 1], stds[:, 1]) - truth[near]
-        found[label] = float(errors.square().mean().sqrt())
-        found[f"{label}, seconds"] = time.process_time() - start
-    return found
-
-
 LABELS = {
     "regularization_level": "regularization (level k: 10^(k/16 - 4))",
     "noise_std": "standard deviation of the noise",
@@ -579,23 +521,6 @@ def methods(seeds: int) -> None:
     finished.path.unlink()
 
 
-def seen(seeds: int) -> None:
-    """Stored as ``many_trials.json``."""
-    finished, results = Finished("many_trials"), {}
-    for known in (sparse_vector_problem(), regression_problem()):
-        name = known.problem.name
-        found = [
-            finished.get(f"{name}, predictions, {seed}", partial(predictions, known, seed))
-            for seed in range((seeds + 1) // 2)
-        ]
-        results[f"{name}, predictions"] = {
-            what: mean_interval([one[what] for one in found]) for what in found[0]
-        }
-        print(name, {what: str(row) for what, row in results[f"{name}, predictions"].items()})
-    save_results("many_trials", {"seeds": seeds, "history": HISTORY, "results": results})
-    finished.path.unlink()
-
-
 def maps(side: int, trials: int) -> None:
     """Stored as ``dpareto_illustrations.json`` and ``dpareto_maps_*.png``."""
     results = {}
@@ -638,9 +563,9 @@ def table_proposals() -> str:
 
 
 def main() -> None:
-    minutes = {"methods": 25, "seen": 20, "maps": 1}
+    minutes = {"methods": 25, "maps": 1}
     parser = BenchmarkParser("pareto_quality", __doc__, minutes=minutes)
-    parser.add_argument("--seeds", type=int, default=10, help="of ``methods`` and ``seen``")
+    parser.add_argument("--seeds", type=int, default=10, help="of ``methods``")
     parser.add_argument("--side", type=int, default=60, help="points along each side of a map")
     parser.add_argument("--trials", type=int, default=32, help="of the study behind a map")
     options = parser.parse_args()
@@ -650,7 +575,7 @@ def main() -> None:
         if part == "maps":
             maps(options.side, options.trials)
         else:
-            {"methods": methods, "seen": seen}[part](options.seeds)
+            methods(options.seeds)
 
 
 if __name__ == "__main__":

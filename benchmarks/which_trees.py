@@ -8,14 +8,14 @@ trees have 2, 4 or 6 parameters. LightGBM has 4 and needs the package ``lightgbm
 are rounded to 7 x 5 x 5 x 6 levels, so that all losses can be computed beforehand.
 
 Everything has 30 evaluations (42 with six parameters), (epsilon, 1e-6) under replace-one, or
-(epsilon, 0) for the routes ``selection`` and ``slope``. "Optuna on released scores" is its TPE
+(epsilon, 0) for a selection. "Optuna on released scores" is its TPE
 sampler on ``PrivateObjective``, which publishes the trial of the best released value; "Optuna, not
 private" sees exact means. Reported is the true error of what is published on the private records.
 Noise is simulated, so nothing here is private. Seeds that are stored are kept.
 
 ``--defaults`` asks whether a search does better than not to tune, for LightGBM, a random forest, a
 support vector machine and a small network, each with the space that one would write: the default
-route, with and without a delta, and the routes ``slope`` and ``descent``, against the middle of the
+method, with and without a delta, and ``slope`` and ``descent``, against the middle of the
 space and against the library's defaults. It takes 15 minutes.
 Whether a target is above the median is predicted from 1,500 public records; 3,500 of 10,000 others
 are private, drawn anew for each seed. 20 evaluations, epsilon = 1; Brier scores, and errors for the
@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.common import BenchmarkParser, Interval, earlier, mean_interval, save_results
+from benchmarks.common import BenchmarkParser, earlier, mean_interval, save_results
 from benchmarks.tables import markdown, plus_minus, stored
 from botorch_dp.objectives import PrivateObjective, per_record_scores
 from botorch_dp.privacy import PrivacyBudget, gaussian_mu
@@ -160,9 +160,6 @@ TASKS: dict[str, Callable[[], Task]] = {
     "tree6": lambda: trees(6),
     "lightgbm": boosting,
 }
-ROUTES = ("selection", "slope", "descent")
-#: The private methods that auto is compared with.
-SINGLES = (*ROUTES, "Optuna on released scores")
 
 
 @dataclass
@@ -178,10 +175,8 @@ class Scores:
         return self.task.errors(configs, self.rows)
 
 
-def searched(
-    task: Task, scores: Scores, n: int, epsilon: float, seed: int, route: str
-) -> tuple[Config, str]:
-    """What PrivateSearch publishes, and the route it took."""
+def searched(task: Task, scores: Scores, n: int, epsilon: float, seed: int, method: str) -> Config:
+    """What PrivateSearch publishes."""
     search = PrivateSearch(
         scores,
         task.space,
@@ -189,10 +184,10 @@ def searched(
         budget=PrivacyBudget(epsilon, DELTA),
         evaluations=task.evaluations,
         num_records=n,
-        method=route,  # type: ignore[arg-type]
+        method=method,  # type: ignore[arg-type]
         unsafe_seed=seed,
     )
-    return search.run().config.value, search.plan().method
+    return search.run().config.value
 
 
 def by_optuna(task: Task, observe: Callable[[Config], float], seed: int) -> Config:
@@ -213,7 +208,7 @@ def by_optuna(task: Task, observe: Callable[[Config], float], seed: int) -> Conf
     return dict(study.best_params)
 
 
-def outcome(task: Task, n: int, epsilon: float, seed: int, methods: set[str]) -> dict[str, Any]:
+def outcome(task: Task, n: int, epsilon: float, seed: int) -> dict[str, float]:
     """True errors of what each method publishes."""
     pool = len(records()[3])
     scores = Scores(task, np.random.default_rng(seed).permutation(pool)[:n])
@@ -221,58 +216,46 @@ def outcome(task: Task, n: int, epsilon: float, seed: int, methods: set[str]) ->
     def error(configs: list[Config]) -> float:
         return float(scores(configs).mean())
 
-    found: dict[str, Any] = {}
-    middle = task.space.spread(np.full((1, len(task.space.parameters)), 0.5))
-    found["middle of the space"] = error(middle)
-    found["one random configuration"] = error(task.space.sample(64, seed=0))
-    if "auto" in methods:
-        config, taken = searched(task, scores, n, epsilon, seed, "auto")
-        found["PrivateSearch"], found["route"] = error([config]), taken
-    for route in ROUTES:
-        if route in methods:
-            if route == found.get("route"):
-                found[route] = found["PrivateSearch"]
-            else:
-                found[route] = error([searched(task, scores, n, epsilon, seed, route)[0]])
-    if "optuna" in methods:
-        objective = PrivateObjective(
-            lambda points: scores(task.space.decode(points)),
-            bounds=(0.0, 1.0),
-            mu=gaussian_mu(epsilon, DELTA) / math.sqrt(task.evaluations),
-            num_records=n,
-            unsafe_seed=seed,
-        )
-        released = by_optuna(task, lambda c: float(objective(task.space.encode([c]))[0]), seed)
-        found["Optuna on released scores"] = error([released])
-        found["Optuna, not private"] = error([by_optuna(task, lambda c: error([c]), seed)])
-    return found
+    objective = PrivateObjective(
+        lambda points: scores(task.space.decode(points)),
+        bounds=(0.0, 1.0),
+        mu=gaussian_mu(epsilon, DELTA) / math.sqrt(task.evaluations),
+        num_records=n,
+        unsafe_seed=seed,
+    )
+    released = by_optuna(task, lambda c: float(objective(task.space.encode([c]))[0]), seed)
+    return {
+        "middle of the space": error(
+            task.space.spread(np.full((1, len(task.space.parameters)), 0.5))
+        ),
+        "one random configuration": error(task.space.sample(64, seed=0)),
+        "PrivateSearch": error([searched(task, scores, n, epsilon, seed, "auto")]),
+        "selection": error([searched(task, scores, n, epsilon, seed, "selection")]),
+        "Optuna on released scores": error([released]),
+        "Optuna, not private": error([by_optuna(task, lambda c: error([c]), seed)]),
+    }
 
 
 def judged(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Mean errors, and the paired difference of PrivateSearch to the best private single method."""
-    names = [name for name in next(iter(rows.values())) if name != "route"]
-    errors: dict[str, Interval] = {
-        name: mean_interval([row[name] for row in rows.values()]) for name in names
+    """Mean errors, and the paired differences of PrivateSearch to what is compared with it."""
+    names = ("selection", "Optuna on released scores")
+    errors = {
+        name: mean_interval([row[name] for row in rows.values()])
+        for name in next(iter(rows.values()))
+        if name not in ("route", "slope", "descent")
     }
-    best = min((name for name in SINGLES if name in errors), key=lambda name: errors[name].mean)
     gaps = {
         name: mean_interval([row["PrivateSearch"] - row[name] for row in rows.values()])
-        for name in {best, *(name for name in names if name in SINGLES)}
+        for name in names
     }
-    return {
-        "error": errors,
-        "route": next(iter(rows.values()))["route"],
-        "best private single method": best,
-        "difference to it": gaps[best],
-        "differences": gaps,
-    }
+    return {"error": errors, "differences": gaps}
 
 
 # --- Against not tuning. ---
 
 _PRIVATE = 3500
 TABLES = ("California housing", "blog feedback")
-#: Routes and deltas that are compared.
+#: Methods and deltas that are compared.
 WAYS = {
     "no delta": ("auto", 0.0),
     "delta = 1e-6": ("auto", DELTA),
@@ -355,12 +338,11 @@ def against_not_tuning(seeds: int, data: str) -> dict[str, Any]:
         of_pool = per_record_scores(model, space, public, pool, loss)  # type: ignore[arg-type]
         task = Task(name, space, 20, lambda c, scores=of_pool: scores([c])[0].numpy())  # type: ignore[misc]
         found: dict[str, list[float]] = {}
-        routes = {}
         for seed in tqdm(range(seeds), desc=name):
             rows = np.random.default_rng(seed).permutation(len(pool[0]))[:_PRIVATE]
             scores = Scores(task, rows, of_pool.has_steps, of_pool.incumbent)
             configs = {"middle of the space": space.middle(), "the library's defaults": {}}
-            for label, (route, delta) in ways.items():
+            for label, (method, delta) in ways.items():
                 search = PrivateSearch(
                     scores,
                     space,
@@ -368,16 +350,14 @@ def against_not_tuning(seeds: int, data: str) -> dict[str, Any]:
                     budget=PrivacyBudget(1.0, delta),
                     evaluations=task.evaluations,
                     num_records=_PRIVATE,
-                    method=route,  # type: ignore[arg-type]
+                    method=method,  # type: ignore[arg-type]
                     unsafe_seed=seed,
                 )
-                routes[label] = search.plan().method
                 configs[label] = search.run().config.value
             for label, config in configs.items():
                 found.setdefault(label, []).append(float(scores([config]).mean()))
         results[name] = {
             "loss": loss,
-            "routes": routes,
             "losses": {label: mean_interval(values) for label, values in found.items()},
             "differences": {
                 f"{label} - {other}": mean_interval(np.subtract(found[label], found[other]))
@@ -385,7 +365,7 @@ def against_not_tuning(seeds: int, data: str) -> dict[str, Any]:
                 for other in ("middle of the space", "the library's defaults")
             },
         }
-        print(name, loss, routes)
+        print(name, loss)
         for label, interval in (results[name]["losses"] | results[name]["differences"]).items():
             print(f"  {label}: {interval.mean:.4f} [{interval.low:.4f}, {interval.high:.4f}]")
     return results
@@ -414,17 +394,17 @@ def table_not_tuning() -> str:
     """Losses of searches and of what is not tuned, in hundredths, with paired differences."""
     middle, usual = "middle of the space", "the library's defaults"
     ways = {"no delta": "δ = 0", "delta = 1e-6": "δ = 1e-6"}
-    routes = {"slope": '`method="slope"`', "descent": '`method="descent"`'}
+    methods = {"slope": '`method="slope"`', "descent": '`method="descent"`'}
     rows = []
     for data, models in stored("which_trees")["defaults"].items():
         for model, found in models.items():
             losses, differences = found["losses"], found["differences"]
             row = [f"{model}, {data}", *(f"{100 * losses[k]['mean']:.2f}" for k in (middle, usual))]
-            for way in (*ways, *routes):
+            for way in (*ways, *methods):
                 gaps = [differences.get(f"{way} - {other}") for other in (middle, usual)]
                 row.append("; ".join(_hundredths(gap) for gap in gaps if gap) or "–")
             rows.append(row)
-    head = ["loss, in hundredths", middle, usual, *ways.values(), *routes.values()]
+    head = ["loss, in hundredths", middle, usual, *ways.values(), *methods.values()]
     return markdown(head, rows)
 
 
@@ -439,7 +419,6 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--routes", nargs="+", default=["selection"], choices=ROUTES)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.defaults:
@@ -457,20 +436,13 @@ def main() -> None:
             for n, epsilon in itertools.product(options.sizes, options.epsilons):
                 case = cases.setdefault(f"{task.name}, n = {n}, epsilon = {epsilon:g}", {})
                 if str(seed) not in case:
-                    methods = {"auto", "optuna", *options.routes}
-                    case[str(seed)] = outcome(task, n, epsilon, seed, methods)
+                    case[str(seed)] = outcome(task, n, epsilon, seed)
             results = {label: judged(rows) for label, rows in cases.items() if rows}
             contents = {"delta": DELTA, "judged": results, "cases": cases, "defaults": defaults}
             save_results("which_trees", contents)
     for label, result in results.items():
-        print(label, "route", result["route"])
-        for name, interval in result["error"].items():
-            print(f"  {name}: {interval.mean:.4f} ± {interval.high - interval.mean:.4f}")
-        gap = result["difference to it"]
-        print(
-            f"  PrivateSearch - {result['best private single method']}: "
-            f"{gap.mean:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}]"
-        )
+        print(label, {name: str(interval) for name, interval in result["error"].items()})
+        print("  PrivateSearch minus", {k: str(gap) for k, gap in result["differences"].items()})
 
 
 if __name__ == "__main__":
