@@ -147,3 +147,13 @@ def test_the_core_holds_what_every_room_needs_and_no_more() -> None:
                 used.add(found[1].replace("_", "-"))
     foreign = {name for name in used if name.replace("-", "_") not in sys.stdlib_module_names}
     assert foreign - {"botorch-dp"} <= core | {"linear-operator"}
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    from botorch_dp import __version__
+
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    released = next(heading for heading in headings if "unreleased" not in heading)
+    assert cited is not None
+    assert PROJECT["version"] == __version__ == cited[1] == released.split()[0]
