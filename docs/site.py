@@ -77,9 +77,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     assert config.nav is not None
     menu = {name: part for section in config.nav for name, part in section.items()}
     listed = re.findall(r"[\w/]+\.md", str(menu))
-    # A page that nobody put into the menu is a guide.
+    # A page that nobody put into the menu is one of the others.
     own = sorted(page.name for page in (ROOT / "docs").glob("*.md"))
-    menu["Guides"] += [page for page in own if page not in listed]
+    menu["More"] += [page for page in own if page not in listed]
     config.nav = [
         {name: [*part, *filled[name]] if name in filled else part} for name, part in menu.items()
     ]
