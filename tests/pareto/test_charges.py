@@ -55,7 +55,7 @@ def epsilon_at(noise: float) -> float:
 @cache
 def guarantee_at(noise: float) -> Guarantee:
     """One record moves the mean by at most 1."""
-    return gaussian_guarantee(sensitivity=1.0, mu=1 / noise)
+    return Guarantee("a noisy mean", PrivacyUnit(), (GaussianLoss(1 / noise),))
 
 
 def privacy(config: Config) -> float:
@@ -99,7 +99,7 @@ def problem(train: Any = Trains(), **options: Any) -> PrivacyUtilityProblem:
 
 
 def study(train: Any = Trains(), budget: Any = BUDGET, **options: Any) -> DPareto:
-    own = {"acquisition": "random", "candidates": 64, "seed": 0}
+    own = {"acquisition": "random", "candidates": 32, "seed": 0}
     own |= {n: options.pop(n) for n in ("acquisition", "storage") if n in options}
     return DPareto(problem(train, **options), budget=budget, **own)
 
@@ -221,8 +221,8 @@ def test_whatever_bounds_say_nothing_starts_beyond_the_budget(factor: float) -> 
         batched=Batched(epsilons=lambda configs: [factor * privacy(c) for c in configs]),
         training=toy.TrainingPrivacy(1e-6, secret_noise=True),
     )
-    budget = PrivacyBudget(12.0, 1e-4)
-    tried = DPareto(counted, budget=budget, seed=0, candidates=64)
+    budget = PrivacyBudget(6.0, 1e-4)
+    tried = DPareto(counted, budget=budget, seed=0, candidates=32)
     with pytest.warns(UserWarning, match="is too small for another trial"):
         tried.run(60, initial=4)
     assert all(trial.state == "complete" for trial in tried.trials)
@@ -405,7 +405,7 @@ class TestAudit:
     are as far apart as the root of the sum of 1 / noise^2 over the draws, whatever was charged.
     """
 
-    budget = PrivacyBudget(5.0, 1e-6)
+    budget = PrivacyBudget(3.0, 1e-6)
 
     def epsilon_drawn(self, folder: Path) -> float:
         log = folder / "log"

@@ -8,7 +8,7 @@ import pickle
 import random
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from botorch_dp.privacy import (
     Receipt,
     gaussian_mechanism,
     receipt_document,
+    verification,
 )
 from botorch_dp.privacy import receipt as module
 from botorch_dp.privacy.digests import digest_of, digests_of
@@ -92,6 +93,22 @@ def training_receipt() -> Receipt:
 
 
 RECEIPT = training_receipt()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _priced_once() -> Iterator[None]:
+    """The same event has the same price in all receipts that are altered elsewhere."""
+    known: dict[str, Any] = {}
+
+    def priced(event: Any, *how: Any) -> Any:
+        key = json.dumps([event, *map(str, how)])
+        if key not in known:
+            known[key] = recomputed(event, *how)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verification, "recomputed", priced)
+        yield
 
 
 def with_new_digest(document: dict[str, Any]) -> Receipt:

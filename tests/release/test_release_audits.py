@@ -86,8 +86,8 @@ def audit_maximum(kind: type, samples: int, *, simulated: bool = False):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["exponential", "permute_and_flip"])
 def test_audit_of_the_choice(method):
-    assert audit_choice(PrivateChoice, method, 5000).passes
-    assert not audit_choice(with_half_the_noise(PrivateChoice), method, 5000).passes
+    assert audit_choice(PrivateChoice, method, 2500).passes
+    assert not audit_choice(with_half_the_noise(PrivateChoice), method, 2500).passes
 
 
 @pytest.mark.slow

@@ -136,6 +136,8 @@ def test_settings_tell_priors_apart():
 class Search(OneDraw):
     """Both releases of a run are one charge; its values are real numbers, so that no two agree."""
 
+    every = 2
+
     def make(self, ledger):
         return self.driver(), ledger
 
