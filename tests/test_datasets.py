@@ -77,13 +77,6 @@ def test_a_download_is_checked_and_cached(offline: Path) -> None:
         datasets.load_arrays("small", "small.npz", fetch, "0" * 64)
 
 
-def test_fingerprint_ignores_the_order_of_rows_only() -> None:
-    table = {"X": np.arange(6.0).reshape(3, 2)}
-    assert datasets.fingerprint({"X": table["X"][::-1]}) == datasets.fingerprint(table)
-    assert datasets.fingerprint({"X": table["X"] + 1}) != datasets.fingerprint(table)
-    assert datasets.fingerprint({"Z": table["X"]}) != datasets.fingerprint(table)
-
-
 @pytest.mark.data
 class TestRealSets:
     def test_adult(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -153,16 +152,3 @@ class TestStudy:
         best = max(front.trials, key=lambda trial: trial.utilities)
         assert best.config["optimizer"] == "sgd"
         assert best.config["momentum"] == pytest.approx(0.8, abs=0.05)
-
-    def test_steps_into_a_branch_go_anywhere_in_it(self) -> None:
-        from botorch_dp.pareto.proposals import _steps_from
-
-        start = {"noise": 1.0, "optimizer": "adam", "layers": 1}
-        generator = torch.Generator().manual_seed(0)
-        steps = _steps_from(space(), space().encode([start]), (0.02,), 2000, generator)
-        configs = space().decode(steps)
-        momenta = sorted(c["momentum"] for c in configs if c["optimizer"] == "sgd")
-        assert len(momenta) > 100 and momenta[5] < 0.1 and momenta[-5] > 0.8
-        assert {c["nesterov"] for c in configs if "nesterov" in c} == {False, True}
-        gaps = [b - a for a, b in itertools.pairwise(momenta)]
-        assert max(gaps) < 0.1

@@ -91,18 +91,6 @@ class TestHypervolume:
         assert volumes[3] == volumes[2], "a dominated trial adds nothing"
 
 
-class TestTables:
-    def test_columns(self) -> None:
-        columns = front([(1.0, [0.6, 0.8])]).table()
-        assert columns["trial"] == [0] and columns["epsilon"] == [1.0]
-        assert columns["error"] == pytest.approx([0.7])
-        assert columns["lowest_error"] == pytest.approx([0.6])
-        assert columns["highest_error"] == pytest.approx([0.8])
-        assert (
-            columns["noise"] == [1.0] and columns["epochs"] == [1] and columns["seconds"] == [4.0]
-        )
-
-
 class TestReevaluate:
     def study(self, train: Any = toy.utility) -> DPareto:
         problem = toy.problem(train, replicates=2, secret_noise=True)
@@ -173,23 +161,6 @@ class TestReevaluate:
         )
         again.run(8, initial=6).reevaluate(2)
         assert again.run(10, initial=6).all_points.equal(plain.run(10, initial=6).all_points)
-
-    def test_failures(self) -> None:
-        fail = {"now": False}
-
-        def train(config: dict[str, Any], seed: int) -> float:
-            if fail["now"] and config["epochs"] > 5:
-                raise OSError
-            return toy.utility(config, seed)
-
-        study = self.study(train)
-        observed = study.run(8)
-        assert {c["epochs"] > 5 for c in observed.configs} == {True, False}
-        fail["now"] = True
-        with pytest.warns(UserWarning, match="re-evaluations of trials"):
-            again = observed.reevaluate(2)
-        assert all(config["epochs"] <= 5 for config in again.configs)
-        assert again.guarantee.epsilon() > observed.guarantee.epsilon()
 
     def test_a_front_travels_without_its_study(self) -> None:
         with pytest.raises(ValueError, match="`replicates`"):

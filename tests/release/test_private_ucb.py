@@ -155,11 +155,3 @@ def test_wrong_arguments_are_named_at_construction(driver):
         driver(kernel=ScaleKernel(RBFKernel()))
     with pytest.raises(ValueError, match="`steps` must be at least 2"):
         branch_and_bound(steps=1)
-
-
-@both
-def test_what_a_run_is_worth_is_what_its_releases_are(driver):
-    search = driver()
-    worth = search.utility(delta=1e-3)
-    assert worth == (search.choice.utility(1e-3), search.maximum.utility(1e-3))
-    assert worth.maximum != search.utility().maximum

@@ -52,11 +52,6 @@ def test_exact_selection_tail_is_attained(num_choices: int, delta: float, method
     assert best_choice_probability(2.0, num_choices, 0.9 * tail, method) < 1 - delta
 
 
-def test_exact_selection_tail_in_the_limits() -> None:
-    assert exact_selection_tail(1.0, 1, 0.1, "exponential") == 0.0
-    assert exact_selection_tail(1.0, 2, 0.9, "exponential") == 0.0
-
-
 def permute_and_flip_by_enumeration(num_choices: int, q: float) -> float:
     """Every order of the choices and every result of the coins before the best (choice 0)."""
     total = 0.0
