@@ -188,6 +188,18 @@ def test_labels_of_another_type_are_refused_whatever_they_are(classes: Any, labe
     assert len(ledger.entries()) == 0
 
 
+@pytest.mark.parametrize("odd", [None, [1], np.ones(2)])
+def test_one_object_among_text_decides_nothing_about_the_others(odd: Any) -> None:
+    X, y = blobs(300)
+    seeded = clone(CLASSIFIERS[0]).set_params(unsafe_seed=3)
+    fitted = []
+    for value in ("perhaps", odd):
+        labels = y.astype(object)
+        labels[0] = value
+        fitted.append(clone(seeded).fit(X, labels).decision_function(X))
+    assert np.array_equal(*fitted)
+
+
 @pytest.mark.parametrize(
     "X",
     [

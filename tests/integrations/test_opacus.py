@@ -592,7 +592,7 @@ def bound(samples: int) -> float:
 def test_the_audit_of_one_step_passes_and_broken_engines_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    samples = 200
+    samples = 400
     claim = dp_sgd_epsilon(
         noise_multiplier=HOW["noise_multiplier"], batch_size=3, num_records=3, steps=1, delta=0.01
     )

@@ -196,7 +196,7 @@ class TestSecret:
             private.run(checkpoint=path)
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         first = private.run(checkpoint=path)
-        assert len(seen) == 6 and seen[2] == seen[3]
+        assert len(seen) == 6 and seen[2] == seen[3] and len(set(seen)) == 5
         again = fit().run(checkpoint=path)
         assert len(seen) == 6
         assert first.config.value == again.config.value
