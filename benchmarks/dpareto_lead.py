@@ -15,21 +15,18 @@ points are then measured in all ways that the paper and the code published with 
 - what the code's ``get_untransformed_hypervolume`` returns: both of its loops run over empty
   ranges, so that it is the rectangle of the front's point with the smallest epsilon.
 
-What else differs between the published code and ours is tried on smaller pools of random points for
-LogReg+SGD, whose draws are compared with as many points of the first: the range of the study's
-learning rates in place of Table 4's, and random initial weights in place of zeros. Run again, it
-goes on where it was: random points are trained once each, then a second time, and so on, and leads
-that were measured with fewer trainings stay in the results.
+Models are trained by a compiled loop, which is held against ``DPTrainer`` first. Run again, it goes
+on where it was: random points are trained once each, then a second time, and so on, and leads that
+were measured with fewer trainings stay in the results.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,21 +35,13 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.accounting import papers_epsilon
-from benchmarks.common import BenchmarkParser, mean_interval, results_folder, save_results
-from benchmarks.dpareto_paper import (
-    METHODS,
-    SETTINGS,
-    SMALLEST,
-    TABLE_2,
-    TABLE_4,
-    check_compiled_loop,
-    prepared,
-)
-from benchmarks.linear_training import FastTraining, _compiled
+from benchmarks.common import BenchmarkParser, earlier, mean_interval, results_folder, save_results
+from benchmarks.linear_training import FastTraining, Training
+from botorch_dp import tasks
 from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.privacy import dp_sgd_epsilon
-from botorch_dp.space import Config, Real, SearchSpace
+from botorch_dp.space import Config, Integer, Real, SearchSpace, ShiftedExponential
 from botorch_dp.tasks.learning import _MODELS, DELTA, _data
 from botorch_dp.training import DPTrainer
 
@@ -60,19 +49,27 @@ NAME = "dpareto_lead"
 DRAWS, DRAWN = 19, 256
 LARGEST = 10.0
 
-#: Standard deviations of weights and intercept in the published code, for 123 inputs.
-XAVIER = (math.sqrt(6 / 124), math.sqrt(6 / 2))
-#: Pools of random points: the learning rate (None: the study's), and the initial weights.
-POOLS: dict[str, tuple[Real | None, tuple[float, float]]] = {
-    "as printed": (TABLE_4, (0.0, 0.0)),
-    "learning rates of the study": (None, (0.0, 0.0)),
-    "random initial weights": (TABLE_4, XAVIER),
+#: Learning rates of random points; studies look from 5e-4 to 5e-2.
+TABLE_4 = Real(1e-3, 0.1, log=True, distribution=ShiftedExponential(10.0))
+#: Where the axis of ln(epsilon) begins: below it nothing is learnt.
+SMALLEST = 0.05
+#: Table 2 as printed: DPareto's mean lead over 19 disjoint draws of 256 of 5,000 random points, and
+#: the ends of its 95% interval.
+TABLE_2 = {
+    "LogReg+SGD": (0.158, 0.053, 0.264),
+    "LogReg+ADAM": (0.439, 0.272, 0.607),
+    "SVM+SGD": (0.282, 0.161, 0.402),
+}
+SETTINGS: dict[str, Callable[..., PrivacyUtilityProblem]] = {
+    "LogReg+SGD": tasks.adult_logistic_sgd,
+    "LogReg+ADAM": tasks.adult_logistic_adam,
+    "SVM+SGD": tasks.adult_svm_sgd,
 }
 #: Studies: options, and which epsilon they see.
 STUDIES: dict[str, tuple[dict[str, Any], int]] = {
-    "DPareto": (METHODS["DPareto"][0] | {"epsilon_scale": "log"}, 0),
-    "DPareto, linear epsilon": (METHODS["DPareto"][0], 0),
-    "DPareto, the paper's way": (METHODS["DPareto, HVPoI"][0], 1),
+    "DPareto": ({"epsilon_scale": "log"}, 0),
+    "DPareto, linear epsilon": ({"epsilon_scale": "linear"}, 0),
+    "DPareto, the paper's way": ({"acquisition": "hvpoi", "privacy_model": "gp"}, 1),
 }
 
 #: Epsilon by dominating pairs, by Rényi divergences (None where there is no such bound), the error.
@@ -80,6 +77,64 @@ Points = list[list[Any]]
 #: The cheapest front: one config for each of these, by the default rule.
 UNTUNED = "default settings"
 UNTUNED_EPSILONS = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
+
+
+class TimedTrainings:
+    """Utilities of trainings by the compiled loop, with the processor time that they take.
+
+    Args:
+        problem: Whose trainings they are.
+    """
+
+    def __init__(self, problem: PrivacyUtilityProblem) -> None:
+        oracles: Any = problem.oracle.__self__  # type: ignore[attr-defined]
+        model, name, optimizer, *_ = oracles.trainer.args
+        self.training = FastTraining.of(model, name, optimizer)
+        self.oracle = self.training.utilities
+        self.seconds = 0.0
+
+    def __call__(self, config: Config, seeds: Sequence[int]) -> Sequence[Any]:
+        start = time.process_time()
+        utilities: Sequence[Any] = self.oracle(config, seeds)
+        self.seconds += time.process_time() - start
+        return utilities
+
+
+def prepared(label: str, replicates: int = 10, *, random: bool = False) -> PrivacyUtilityProblem:
+    """A problem in the paper's ranges, trained by the compiled loop.
+
+    Random points draw epochs uniformly and learning rates as in Table 4.
+    """
+    problem = SETTINGS[label](replicates=replicates)
+    parameters = dict(problem.space.parameters)
+    parameters["epochs"] = Integer(1, 64, log=not random)
+    batch_size = parameters["batch_size"]
+    assert isinstance(batch_size, Integer)
+    parameters["batch_size"] = replace(batch_size, low=8)
+    if random:
+        parameters["learning_rate"] = TABLE_4
+    return PrivacyUtilityProblem(
+        # Products are for models, which random points do not have.
+        SearchSpace(**parameters, products=() if random else problem.space.products),
+        privacy=problem.privacy,
+        batched=Batched(epsilons=problem.batched.epsilons, replicates=TimedTrainings(problem)),
+        training=problem.training,
+        replicates=replicates,
+        name=label,
+    )
+
+
+def check_compiled_loop(label: str, seeds: Sequence[int] = range(16)) -> None:
+    """The compiled loop must train as ``DPTrainer`` does: means within five standard errors."""
+    problem = prepared(label, random=True)
+    oracle: Any = problem.oracle
+    fast = oracle.training
+    slow = Training.of(fast.model, fast.data, fast.optimizer)
+    config = problem.space.sample(1, seed=0)[0] | {"epochs": 2, "batch_size": 512}
+    found = np.array([list(each.utilities(config, seeds)) for each in (fast, slow)])
+    gap, error = np.ptp(found.mean(axis=1)), math.sqrt(found.var(axis=1, ddof=1).sum() / len(seeds))
+    if gap > 5 * error:
+        raise RuntimeError(f"{label}: the compiled loop is {gap:.4f} off, with an error of {error}")
 
 
 def epsilons(config: Config, num_records: int) -> tuple[float, float]:
@@ -96,7 +151,7 @@ def epsilons(config: Config, num_records: int) -> tuple[float, float]:
 
 def training_of(label: str) -> FastTraining:
     """How the models of a setting are trained."""
-    oracle: Any = prepared(label, "random").oracle
+    oracle: Any = prepared(label, random=True).oracle
     training: FastTraining = oracle.training
     return training
 
@@ -105,30 +160,17 @@ def num_records(training: FastTraining) -> int:
     return len(_data(training.data).train_X)
 
 
-def error(
-    training: FastTraining, config: Config, seed: int, start: tuple[float, float] = (0.0, 0.0)
-) -> float:
-    """The error of one training from zeros, or from random weights of these deviations."""
-    steps = config["epochs"] * (num_records(training) // config["batch_size"])
-    options: Any = {name: config[name] for name in ("batch_size", "learning_rate", "clip_norm")}
-    options |= {"noise_multiplier": 2 * config["noise_variance"], "start": start}
-    options |= {"hinge": training.model == "svm", "adam": training.optimizer == "adam"}
-    return 1 - _compiled(training.data).accuracies(seed, [steps], **options)[0]
-
-
 @dataclass
 class Pool:
     """Random points of a setting, each trained equally often.
 
     Args:
         label: The setting.
-        name: One of ``POOLS``.
         stored: Points so far, how often all of them were trained, and the errors of the next
             training as far as it has come. Changed in place.
     """
 
     label: str
-    name: str
     stored: dict[str, Any]
 
     @property
@@ -141,14 +183,11 @@ class Pool:
 
     def fill(self, count: int, replicates: int, save: Callable[[], Any]) -> None:
         """Train what is missing; what cannot enter a hypervolume is not trained."""
-        rate, start = POOLS[self.name]
-        training = training_of(self.label)
-        parameters = dict(prepared(self.label, "random").space.parameters)
-        space = SearchSpace(**(parameters | ({} if rate is None else {"learning_rate": rate})))
-        seed = 1 + list(POOLS).index(self.name) + 10 * list(SETTINGS).index(self.label)
+        training, space = training_of(self.label), prepared(self.label, random=True).space
+        seed = 1 + 10 * list(SETTINGS).index(self.label)
         configs, begun = space.sample(count, seed=seed), self.stored["begun"]
         while self.trainings < replicates:
-            shown = f"{self.label}, {self.name}, training {self.trainings + 1}"
+            shown = f"{self.label}, training {self.trainings + 1}"
             for place in tqdm(range(len(begun), count), desc=shown, mininterval=30):
                 if place == len(self.points):
                     both = epsilons(configs[place], num_records(training))
@@ -157,7 +196,8 @@ class Pool:
                     begun.append(1.0)
                 else:
                     drawn = place + 2**20 * self.trainings
-                    begun.append(round(error(training, configs[place], drawn, start), 6))
+                    (accuracy,) = training.utilities(configs[place], [drawn])
+                    begun.append(round(1 - accuracy, 6))
                 if len(begun) % 512 == 0:
                     save()
             for point, new in zip(self.points, begun, strict=True):
@@ -172,7 +212,7 @@ def study_points(
 ) -> tuple[Points, float]:
     """What a study measured, and its own seconds of a processor."""
     options, axis = STUDIES[kind]
-    problem = prepared(label, "DPareto", replicates)
+    problem = prepared(label, replicates)
     oracle: Any = problem.oracle
     records = num_records(oracle.training)
     if axis == 1:
@@ -263,23 +303,6 @@ def leads(pool: Points, study: Points) -> dict[str, Any]:
     return found
 
 
-def pools_compared(pools: dict[str, Points]) -> dict[str, Any]:
-    """Draws of each pool, as many points as the smallest has, to (10, 1)."""
-    count = min(map(len, pools.values())) // DRAWS
-    return {
-        "points of a draw": count,
-        **{
-            pool: mean_interval(
-                [
-                    volume(np.array(p[i::DRAWS][:count])[:, [0, 2]], (LARGEST, 1.0))
-                    for i in range(DRAWS)
-                ]
-            )
-            for pool, p in pools.items()
-        },
-    }
-
-
 def draw(pools: dict[str, Points], studies: dict[str, Points], trainings: int) -> None:
     """The fronts of studies and of the draws, for both ways to compute epsilon."""
     from matplotlib.figure import Figure
@@ -316,22 +339,15 @@ def draw(pools: dict[str, Points], studies: dict[str, Points], trainings: int) -
 def main() -> None:
     parser = BenchmarkParser(NAME, __doc__, minutes=120)
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--points", type=int, default=DRAWS * DRAWN, help="of the first pool")
-    parser.add_argument("--fewer", type=int, default=DRAWS * 64, help="of the other pools")
+    parser.add_argument("--points", type=int, default=DRAWS * DRAWN, help="random ones")
     parser.add_argument("--trials", type=int, default=16 + DRAWN)
     parser.add_argument("--replicates", type=int, default=10, help="trainings of a point")
     parser.add_argument("--kinds", nargs="+", choices=list(STUDIES), default=list(STUDIES))
     parser.add_argument("--seeds", type=int, default=3, help="studies of each kind")
-    parser.add_argument(
-        "--pools", nargs="+", choices=list(POOLS), default=["as printed"],
-        help="for LogReg+SGD; the others have the first only",
-    )  # fmt: skip
     options = parser.parse_args()
-    path = results_folder() / f"{NAME}.json"
-    sizes = {name: getattr(options, name) for name in ("points", "fewer", "trials")}
-    stored = json.loads(path.read_text()) if path.exists() else {}
-    results: dict[str, Any] = stored if stored.get("sizes") == sizes else {"sizes": sizes}
-    results.pop("machine", None)
+    sizes = {name: getattr(options, name) for name in ("points", "trials")}
+    before = earlier(NAME)
+    results: dict[str, Any] = before if before.get("sizes") == sizes else {"sizes": sizes}
     results["printed in table 2"] = TABLE_2
     trained = "1 training" if options.replicates == 1 else f"{options.replicates} trainings"
 
@@ -345,18 +361,18 @@ def main() -> None:
             found = found.setdefault(name, {})
         return found
 
-    def filled(label: str, name: str, count: int) -> Points:
-        pool = Pool(label, name, part("pools", label, name))
+    def filled(label: str) -> Points:
+        pool = Pool(label, part("pools", label))
         for key, empty in (("trainings", 0), ("points", []), ("begun", [])):
             pool.stored.setdefault(key, empty)
-        pool.fill(count, options.replicates, save)
+        pool.fill(options.points, options.replicates, save)
         if pool.trainings != options.replicates:
-            parser.error(f"{label}, {name}: each point has {pool.trainings} trainings already")
+            parser.error(f"{label}: each point has {pool.trainings} trainings already")
         return pool.points
 
     for label in options.settings:
         check_compiled_loop(label)
-        pool, studies = filled(label, "as printed", options.points), part("studies", label)
+        pool, studies = filled(label), part("studies", label)
         if (cheapest := f"{UNTUNED}, {trained}") not in studies:
             studies[cheapest] = {"points": untuned_points(label, options.replicates)}
         for seed, kind in itertools.product(range(options.seeds), options.kinds):
@@ -372,20 +388,10 @@ def main() -> None:
         for name, found in results["leads"][label].items():
             lead = found["hypervolume to (10, 1); epsilon by dominating pairs"]
             print(f"{label}: {name}: {lead['lead']} ahead of {lead['ahead of']} of {DRAWS}")
-    if options.pools != ["as printed"]:
-        compared = {
-            name: filled(
-                "LogReg+SGD", name, options.points if name == "as printed" else options.fewer
-            )
-            for name in options.pools
-        }
-        part("pools compared")[trained] = pools_compared(compared)
-        print(results["pools compared"])
-        save()
     if "DPareto" not in options.kinds:
         return
     draw(
-        {label: part("pools", label, "as printed")["points"] for label in options.settings},
+        {label: part("pools", label)["points"] for label in options.settings},
         {
             label: part("studies", label)[f"DPareto, seed 0, {trained}"]["points"]
             for label in options.settings
