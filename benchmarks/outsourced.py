@@ -1,42 +1,30 @@
-"""Outsourced optimization: tables 1 to 9 and figure 2 of [Kharkovskii2020], and Gaussian noise.
+"""Outsourced optimization: tables 1 to 3 and figure 2a of [Kharkovskii2020], and Gaussian noise.
 
-    OMP_NUM_THREADS=1 BOTORCH_DP_DATA=<folder> python -m benchmarks.outsourced [--runs 50]
+    OMP_NUM_THREADS=1 python -m benchmarks.outsourced [--runs 50]
 
 Each table is one record below with the printed parameters and all printed cells: simple regret by
-projection dimension r at one claimed epsilon. The rows are scaled to a largest norm of 25 as in the
-paper; for our own curator, neighbours differ by one unit in one row. Beside the published
-transform, which has no guarantee, stands ``GaussianNoiseCurator`` at the same (epsilon, delta).
-
-- Synthetic (tables 1 to 3): draws of a GP on a 100 x 100 grid. Table 1 comes out with an effective
-  length-scale of 6.25 in these units; the printed 1.25 leaves even the search without privacy at a
-  regret of about .8 and is run once for comparison.
-- Loans (4 to 6) and property (7 to 9): stand-in data, public sets of the same kind in place of the
-  paper's. Single rows are far noisier than what can be predicted (one lucky loan is no good loan),
-  so the values are those that a GP explains; prices are log-transformed first, and the lowest one
-  is looked for. The noise of an answer is ours there.
-- Figure 2: its three panels at their printed r and epsilons, with the excess over the search
-  without privacy that the text prints.
-- Variants of 4 to 9: the stand-in rows need no lifting at the printed epsilon for any printed r, so
-  the jump of the printed tables cannot appear. Each of these tables is run once more at the epsilon
-  at which our rows reach the threshold at r = 10, 15 and 20.
+projection dimension r at one claimed epsilon, on draws of a GP on a 100 x 100 grid. The rows are
+scaled to a largest norm of 25 as in the paper; for our own curator, neighbours differ by one unit
+in one row. Beside the published transform, which has no guarantee, stands ``GaussianNoiseCurator``
+at the same (epsilon, delta). Table 1 comes out with an effective length-scale of 6.25 in these
+units; the printed 1.25 leaves even the search without privacy at a regret of about .8 and is run
+once for comparison. The loans and properties of tables 4 to 9 are not public. Figure 2a is at its
+printed r and epsilons, with the excess over the search without privacy that the text prints.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import time
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, RBFKernel
 from scipy.stats import chi2
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -67,73 +55,33 @@ class Table:
 
     Args:
         number: In the paper.
-        data: ``"synthetic"``, ``"loans"`` or ``"property"``.
         log_epsilon: Of the claimed guarantee.
         printed: Simple regret by ``r``.
         steps: Queries.
         delta: Of the claimed guarantee.
         confidence: Failure probability of the modeler's bounds: half of the paper's .05.
         noise_std: Of an answer, in standard deviations of the values.
-        threshold: The largest r that needs no lifting at ``log_epsilon``, where that epsilon is
-            ours; None if it is the printed one.
     """
 
     number: int
-    data: str
     log_epsilon: float
     printed: dict[int, float]
     steps: int = 50
     delta: float = 1e-5
     confidence: float = 0.025
-    noise_std: float = 0.1
-    threshold: int | None = None
+    noise_std: float = math.sqrt(1e-5)
 
 
-_FIRST, _SECOND, _THIRD = (3, 6, 8, 10, 15, 20), (3, 9, 12, 15, 20, 30), (5, 10, 15, 20, 30, 50)
-
-
-def _table(
-    number: int, data: str, log_epsilon: float, dims: tuple[int, ...], *printed: float
-) -> Table:
-    settings: dict[str, Any] = {
-        "synthetic": {"noise_std": math.sqrt(1e-5)},
-        "loans": {},
-        "property": {"steps": 100, "delta": 1e-4},
-    }[data]
-    return Table(number, data, log_epsilon, dict(zip(dims, printed, strict=True)), **settings)
-
+#: By how much Theorem 2 lets lifting stretch squared distances.
+STRETCH = "C' of Theorem 2"
 
 TABLES = (
-    _table(1, "synthetic", 1.1, _FIRST, 0.073, 0.038, 0.018, 0.014, 0.118, 0.137),
-    _table(2, "synthetic", 1.3, _SECOND, 0.091, 0.009, 0.019, 0.008, 0.127, 0.134),
-    _table(3, "synthetic", 1.5, _THIRD, 0.050, 0.021, 0.003, 0.002, 0.094, 0.142),
-    _table(4, "loans", 2.7, _FIRST, 0.083, 0.088, 0.078, 0.069, 0.081, 0.076),
-    _table(5, "loans", 2.9, _SECOND, 0.091, 0.076, 0.078, 0.077, 0.100, 0.096),
-    _table(6, "loans", 3.1, _THIRD, 0.097, 0.091, 0.069, 0.084, 0.104, 0.127),
-    _table(7, "property", 2.6, _FIRST, 0.682, 0.516, 0.495, 0.485, 0.485, 0.493),
-    _table(8, "property", 2.8, _SECOND, 0.567, 0.553, 0.479, 0.453, 0.493, 0.520),
-    _table(9, "property", 3.0, _THIRD, 0.591, 0.523, 0.486, 0.482, 0.489, 0.488),
-)  # fmt: skip
-#: Figure 2: the panel, r, and the printed excess regret over the search without privacy by ln eps.
-FIGURE_2 = {
-    "synthetic": ("a", 10, {1.1: 0.011, 0.9: 0.069, 0.0: 0.099}),
-    "loans": ("b", 15, {2.9: 0.003, 2.0: 0.019, 1.0: 0.05}),
-    "property": ("c", 15, {2.8: 0.051, 1.0: 0.017, 0.5: 0.082}),
-}
-#: The thresholds of the variants of a data set's three tables.
-THRESHOLDS = (10, 15, 20)
-
-
-def variant(table: Table, X: Tensor) -> Table:
-    """The table at the epsilon at which these rows reach their threshold at r = 10, 15 or 20.
-
-    The floor ``16 sqrt(r log(2 / delta)) log(16 r / delta) / epsilon`` is the smallest singular
-    value there.
-    """
-    r = THRESHOLDS[(table.number - 1) % 3]
-    smallest = float(torch.linalg.svdvals(X - X.mean(0))[-1])
-    floor = 16 * math.sqrt(r * math.log(2 / table.delta)) * math.log(16 * r / table.delta)
-    return replace(table, log_epsilon=math.log(1.001 * floor / smallest), threshold=r)
+    Table(1, 1.1, {3: 0.073, 6: 0.038, 8: 0.018, 10: 0.014, 15: 0.118, 20: 0.137}),
+    Table(2, 1.3, {3: 0.091, 9: 0.009, 12: 0.019, 15: 0.008, 20: 0.127, 30: 0.134}),
+    Table(3, 1.5, {5: 0.050, 10: 0.021, 15: 0.003, 20: 0.002, 30: 0.094, 50: 0.142}),
+)
+#: Figure 2a: r, and the printed excess regret over the search without privacy by ln epsilon.
+FIGURE_2A = (10, {1.1: 0.011, 0.9: 0.069, 0.0: 0.099})
 
 
 @dataclass(frozen=True)
@@ -151,12 +99,6 @@ class Problem:
         return kernel
 
 
-def scaled(X: Tensor) -> Tensor:
-    """Columns standardized by public-sized spreads, rows centred, largest norm 25."""
-    X = (X - X.mean(0)) / X.std(0)
-    return 25 * X / X.norm(dim=1).max()
-
-
 def gp_draws(lengthscale: float, side: int = 100) -> Problem:
     axis = torch.linspace(-1, 1, side, dtype=torch.double) * 25 / math.sqrt(2)
     gram = torch.exp(-((axis[:, None] - axis) ** 2) / (2 * lengthscale**2))
@@ -170,48 +112,6 @@ def gp_draws(lengthscale: float, side: int = 100) -> Problem:
 
     X = torch.cartesian_prod(axis, axis)
     return Problem(f"GP draws, length-scale {lengthscale:g}", X, values, lengthscale)
-
-
-def explained(name: str, X: np.ndarray, y: np.ndarray) -> Problem:
-    """The part of real values that the rows explain: a GP's mean, fitted to 1,500 rows.
-
-    The fit is outside any accounting and alike for all methods.
-    """
-    from botorch.fit import fit_gpytorch_mll
-    from botorch.models import SingleTaskGP
-    from gpytorch.mlls import ExactMarginalLogLikelihood
-
-    rows = scaled(torch.as_tensor(X, dtype=torch.double))
-    value = torch.as_tensor(y, dtype=torch.double)
-    value = value.clamp(*value.quantile(torch.tensor([0.01, 0.99]).double()).tolist())
-    value = (value - value.mean()) / value.std()
-    some = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:1500]
-    kernel = RBFKernel()
-    kernel.lengthscale = 5.0
-    model = SingleTaskGP(
-        rows[some], value[some, None], covar_module=ScaleKernel(kernel), outcome_transform=None
-    )
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    with torch.no_grad():
-        mean = torch.cat([model.posterior(part).mean for part in rows.split(5000)]).squeeze(-1)
-    mean = (mean - mean.mean()) / mean.std()
-    return Problem(name, rows, lambda seed: mean, kernel.lengthscale.item())
-
-
-@lru_cache(maxsize=3)
-def problem_of(data: str, rows: int | None) -> Problem | None:
-    """The problem, or None where its data are not at hand."""
-    if data == "synthetic":
-        return gp_draws(6.25, 100 if rows is None else math.isqrt(rows))
-    folder = os.environ.get("BOTORCH_DP_DATA")
-    if folder is None:
-        return None
-    with np.load(Path(folder) / f"{data}.npz") as arrays:
-        if data == "loans":
-            X, y = np.log1p(arrays["X"]), arrays["roi"]
-        else:
-            X, y = arrays["X"], -np.log(arrays["price_per_sqm"])  # the cheapest is the best
-    return explained(data, X[:rows], y[:rows])
 
 
 # --- Methods: each returns the rows that are sent out, and the kernel of the modeler. ---
@@ -303,19 +203,19 @@ def table_results(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
         entry["random projection"][str(r)] = {
             **cell,
             "printed": printed,
-            "C' of theorem 2": lifting_factor(problem.X, r=r, epsilon=epsilon, delta=table.delta),
+            STRETCH: lifting_factor(problem.X, r=r, epsilon=epsilon, delta=table.delta),
         }
     return entry
 
 
 def figure_2(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
-    """A panel of figure 2 at its printed r and epsilons: curves, and the excess regret at the end.
+    """Figure 2a at its printed r and epsilons: curves, and the excess regret at the end.
 
     The excess is that of run ``seed`` over the search without privacy on the same function.
     """
-    panel, r, printed = FIGURE_2[table.data]
+    r, printed = FIGURE_2A
     plain = [search(problem, table, as_they_are, seed)[0] for seed in range(runs)]
-    found: dict[str, Any] = {"panel": panel, "r": r, "without privacy": summary(plain), "by ln": {}}
+    found: dict[str, Any] = {"r": r, "without privacy": summary(plain), "by ln": {}}
     for log_epsilon, excess in printed.items():
         epsilon = math.exp(log_epsilon)
         send = partial(projected, r=r, epsilon=epsilon)
@@ -324,7 +224,7 @@ def figure_2(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
             **summary(curves),
             "excess": paired_interval([c[-1] for c in curves], [c[-1] for c in plain]),
             "printed excess": excess,
-            "C' of theorem 2": lifting_factor(problem.X, r=r, epsilon=epsilon, delta=table.delta),
+            STRETCH: lifting_factor(problem.X, r=r, epsilon=epsilon, delta=table.delta),
             "Gaussian noise": measured(problem, table, partial(noised, epsilon=epsilon), runs),
         }
     return found
@@ -403,93 +303,37 @@ def dominance(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
     return found
 
 
-def table_outsourced_figure_2() -> str:
-    found = stored("outsourced")
-    rows = []
-    for data, panel in found["figure 2"].items():
-        name = f"2{panel['panel']}: {data}{'' if data == 'synthetic' else ' (stand-in data)'}"
-        for ln, cell in panel["by ln"].items():
-            stretched, printed = cell["C' of theorem 2"], cell["printed excess"]
-            ours = [f"{printed:.3f}", short(cell["excess"]), f"{stretched:.3g}"]
-            rows.append([name, str(panel["r"]), ln, *ours])
-    return markdown(
-        ["panel", "r", "ln ε", "excess, printed", "excess, ours", "C' of Theorem 2"], rows
-    )
-
-
-def table_outsourced_dominance() -> str:
-    found = stored("outsourced")
-    rows = [
-        [length, f"{value['all rows']:.3g}", short(value["different rows that a search asked for"])]
-        for length, value in found["right side of definition 3"].items()
-    ]
-    return markdown(["length-scale", "all 10,000 rows", "rows that a search asked for"], rows)
-
-
-def main() -> None:
-    parser = BenchmarkParser("outsourced", __doc__, minutes=12)
-    parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--tables", type=int, nargs="+", default=list(range(1, 10)))
-    parser.add_argument("--steps", type=int, help="queries, in place of the table's")
-    parser.add_argument("--rows", type=int, help="at most so many rows")
-    options = parser.parse_args()
-    before = earlier("outsourced")
-    # Tables of an earlier call stay, if it made as many runs.
-    results: dict[str, Any] = before if before.get("runs") == options.runs else {}
-    results = {"runs": options.runs, "tables": {}, "variants": {}, "minutes": 0.0, **results}
-    for table in tqdm([t for t in TABLES if t.number in options.tables], desc="tables"):
-        start = time.perf_counter()
-        problem = problem_of(table.data, options.rows)
-        if problem is None:
-            tqdm.write(f"table {table.number}: the {table.data} data need BOTORCH_DP_DATA")
-            continue
-        table = replace(table, steps=options.steps or table.steps)
-        entry = table_results(problem, table, options.runs)
-        results["tables"][str(table.number)] = entry
-        if table.data != "synthetic":
-            ours = table_results(problem, variant(table, problem.X), options.runs)
-            results["variants"][str(table.number)] = ours
-        if table.number in (1, 4, 7):
-            results.setdefault("figure 2", {})[table.data] = figure_2(problem, table, options.runs)
-        if table.number == 1:
-            results |= beside_table_1(problem, table, options.runs)
-        tqdm.write(f"Table {table.number}: without privacy {entry['without privacy']['final']}")
-        results["minutes"] += (time.perf_counter() - start) / 60
-        save_results("outsourced", results)
-    draw(earlier("outsourced"))
-
-
-def beside_table_1(problem: Problem, table: Table, runs: int) -> dict[str, Any]:
-    """The printed length-scale, and what Theorem 3 assumes."""
-    printed = gp_draws(1.25, math.isqrt(len(problem.X)))
-    return {
-        "printed length-scale 1.25, without privacy": measured(printed, table, as_they_are, runs),
-        "right side of definition 3": dominance(problem, table, min(runs, 20)),
-    }
-
-
 def draw(results: dict[str, Any]) -> None:
-    """Figure 2a to c, regret by query; and below it regret by r, printed and ours."""
+    """Figure 2a, regret by query; and beside it regret by r, printed and ours."""
     from matplotlib.figure import Figure
 
-    by_data: dict[str, list[Any]] = {}
-    for number, entry in sorted(results["tables"].items()):
-        by_data.setdefault(entry["record"]["data"], []).append((number, entry))
-    figure = Figure(figsize=(4.6 * len(by_data), 11.0), layout="constrained")
-    axes = figure.subplots(2, len(by_data), squeeze=False)
-    for (above, below), (data, entries) in zip(axes.T, by_data.items(), strict=True):
-        _draw_curves(above, results["figure 2"][data], entries[0][1])
-        _draw_cells(below, entries, results["variants"])
-    axes[0, 0].set_ylabel("simple regret (standard deviations; floor .001)")
-    axes[1, 0].set_ylabel("simple regret at the end")
+    figure = Figure(figsize=(10.5, 6.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw_curves(left, results["figure 2a"], results["tables"]["1"])
+    for (number, entry), colour in zip(results["tables"].items(), ("C0", "C1", "C2"), strict=False):
+        cells = {int(r): cell for r, cell in entry["random projection"].items()}
+        printed = [cell["printed"] for cell in cells.values()]
+        right.plot(list(cells), printed, "x--", color=colour, label=f"table {number}, printed")
+        means = np.array([cell["final"]["mean"] for cell in cells.values()])
+        ends = np.array([[c["final"]["low"], c["final"]["high"]] for c in cells.values()]).T
+        lifted = (entry["largest r that needs no lifting"] or 0) + 1
+        label = f"ours, lifted from r = {lifted}"
+        right.errorbar(
+            list(cells), means, abs(ends - means), fmt="o-", color=colour, capsize=3, label=label
+        )
+    right.set(xlabel="r", ylabel="simple regret at the end")
+    right.set_title("tables 1 to 3")
+    for axis in (left, right):
+        axis.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=9, frameon=False
+        )
     figure.suptitle(
-        f"Kharkovskii et al., figure 2 (above) and tables 1 to 9 (below): means of "
-        f"{results['runs']} runs, 95% intervals (*: at an epsilon of ours).\n"
-        "Loans and property are stand-in data. Gaussian noise is (eps, delta)-DP for one row that "
-        "moves by one unit;\nthe projections have no guarantee.",
-        fontsize=12,
+        f"Kharkovskii et al., figure 2a and tables 1 to 3: means of {results['runs']} runs, 95% "
+        "intervals.\nGaussian noise is (ε, δ)-differentially private for one row that moves by one "
+        "unit;\nthe projections have no guarantee.",
+        fontsize=11,
     )
-    figure.savefig(results_folder() / "outsourced.png", dpi=150)
+    figure.savefig(results_folder() / "outsourced.png", dpi=130)
 
 
 def _draw_curves(axis: Any, found: dict[str, Any], table: dict[str, Any]) -> None:
@@ -498,54 +342,60 @@ def _draw_curves(axis: Any, found: dict[str, Any], table: dict[str, Any]) -> Non
         ("without privacy", found["without privacy"], "k", ":"),
     ]
     for (log_epsilon, cell), colour in zip(found["by ln"].items(), ("C0", "C1", "C2"), strict=True):
-        curves.append((f"projection, ln eps = {log_epsilon}", cell, colour, "--"))
-        noise = cell["Gaussian noise"]
-        curves.append((f"Gaussian noise, ln eps = {log_epsilon}", noise, colour, "-"))
-    for label, cell, colour, style in curves:
+        curves.append((f"projection, ln ε = {log_epsilon}", cell, colour, "--"))
+        curves.append(
+            (f"Gaussian noise, ln ε = {log_epsilon}", cell["Gaussian noise"], colour, "-")
+        )
+    # All intervals at the same place would lie on each other.
+    for place, (label, cell, colour, style) in enumerate(curves):
         steps = range(1, len(cell["curve"]) + 1)
         axis.plot(steps, np.maximum(cell["curve"], 1e-3), color=colour, ls=style, label=label)
-    # All intervals at the same place would lie on each other.
-    for place, (_, cell, colour, style) in enumerate(curves):
         x = len(cell["curve"]) * (1.03 + 0.02 * place)
         ends = [max(cell["final"][end], 1e-3) for end in ("low", "high")]
         axis.plot([x, x], ends, color=colour, lw=2, ls=style)
-    axis.set_title(
-        f"2{found['panel']}: {table['record']['data']}, {table['rows']:,} rows, r = {found['r']}"
-    )
+    axis.set_title(f"figure 2a: {table['rows']:,} rows, r = {found['r']}")
     axis.set(xlabel="queries", yscale="log")
-    _legend_below(axis)
+    axis.set_ylabel("simple regret (standard deviations; at least 0.001)")
 
 
-def _draw_cells(axis: Any, entries: list[Any], variants: dict[str, Any]) -> None:
-    for (number, entry), colour in zip(entries, ("C0", "C1", "C2"), strict=False):
-        printed = {int(r): cell["printed"] for r, cell in entry["random projection"].items()}
-        axis.plot(
-            *zip(*printed.items(), strict=True),
-            "x--",
-            color=colour,
-            label=f"table {number}, printed",
-        )
-        ours = variants.get(number, entry)
-        cells = {int(r): cell["final"] for r, cell in ours["random projection"].items()}
-        means = np.array([cell["mean"] for cell in cells.values()])
-        ends = np.array([[cell["low"], cell["high"]] for cell in cells.values()]).T
-        name = "ours" if number not in variants else "ours*"
-        axis.errorbar(
-            list(cells), means, abs(ends - means), fmt="o-", color=colour, capsize=3,
-            label=f"{name}, lifted from r = {(ours['largest r that needs no lifting'] or 0) + 1}",
-        )  # fmt: skip
-    axis.set_xlabel("r")
-    _legend_below(axis)
+def table_outsourced_figure_2() -> str:
+    found = stored("outsourced")["figure 2a"]
+    rows = [
+        [ln, f"{cell['printed excess']:.3f}", short(cell["excess"]), f"{cell[STRETCH]:.3g}"]
+        for ln, cell in found["by ln"].items()
+    ]
+    return markdown(["ln ε", "excess, printed", "excess, ours", STRETCH], rows)
 
 
-def _legend_below(axis: Any) -> None:
-    """Inside, it would cover curves."""
-    axis.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=9, frameon=False,
-        handlelength=1.5, columnspacing=0.6, handletextpad=0.4,
-    )  # fmt: skip
+def main() -> None:
+    parser = BenchmarkParser("outsourced", __doc__, minutes=5)
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--steps", type=int, help="queries, in place of the table's")
+    parser.add_argument("--rows", type=int, default=10_000, help="at most so many rows")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    problem = gp_draws(6.25, math.isqrt(options.rows))
+    tables = [replace(table, steps=options.steps or table.steps) for table in TABLES]
+    printed = gp_draws(1.25, math.isqrt(options.rows))
+    results: dict[str, Any] = {
+        "runs": options.runs,
+        "tables": {
+            str(table.number): table_results(problem, table, options.runs)
+            for table in tqdm(tables, desc="tables")
+        },
+        "figure 2a": figure_2(problem, tables[0], options.runs),
+        "printed length-scale 1.25, without privacy": measured(
+            printed, tables[0], as_they_are, options.runs
+        ),
+        "right side of definition 3": dominance(problem, tables[0], min(options.runs, 20)),
+    }
+    for number, entry in results["tables"].items():
+        print(f"table {number}: without privacy {entry['without privacy']['final']}")
+        for r, cell in entry["random projection"].items():
+            print(f"  r = {r}: {cell['final']}, printed: {cell['printed']}")
+    save_results("outsourced", results)
+    draw(earlier("outsourced"))
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main()

@@ -304,22 +304,16 @@ def volumes(points: Tensor, ref_point: tuple[float, float]) -> dict[str, float]:
 def run_method(known: KnownProblem, method: str, seed: int) -> dict[str, Any]:
     options, multiple = METHODS[method]
     study = DPareto(known.problem, seed=seed, **options)
-    start = time.process_time()
     front = study.run(TRIALS * multiple, initial=INITIAL)
-    seconds = time.process_time() - start
     again = torch.tensor(
         [(trial.epsilon, known.expected_error(dict(trial.config))) for trial in front.front_trials],
         dtype=torch.double,
     )
     exact = volumes(known.front, known.problem.ref_point)
     evaluated = volumes(again, known.problem.ref_point)
-    observed = volumes(front.points, known.problem.ref_point)
     return {
-        "seconds": seconds,
         "evaluated_again": evaluated,
-        "observed": observed,
         "gap": {scale: exact[scale] - evaluated[scale] for scale in exact},
-        "luck": {scale: observed[scale] - evaluated[scale] for scale in exact},
     }
 
 
@@ -328,7 +322,6 @@ def summarize(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     for method, results in runs.items():
         summary[method] = {
             "trials": TRIALS * METHODS[method][1],
-            "seconds_per_study": mean_interval([one["seconds"] for one in results]),
         }
         for scale, reference in REFERENCES.items():
             gaps = [one["gap"][scale] for one in results]
@@ -338,7 +331,6 @@ def summarize(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             ]
             summary[method][scale] = {
                 "gap_to_exact_front": mean_interval(gaps),
-                "luck_in_observed_front": mean_interval([one["luck"][scale] for one in results]),
                 "reference_ahead_by": mean_interval(ahead),
                 "reference_wins": sum(value > 0 for value in ahead),
             }

@@ -5,8 +5,7 @@
 Logistic regressions at epsilon = 1 and delta = 1e-5 (Poisson batches, replace-one, seeded noise) on
 Adult and on made records, three trainings each. Beside the rule stand the majority class and the
 best of five distances, from a quarter to four times the rule's, chosen by the very accuracies that
-are shown, which flatters it. With few of one class, the accuracy on that class is shown, too, and
-that of a training without noise.
+are shown, which flatters it, and a training without noise.
 """
 
 from __future__ import annotations
@@ -113,12 +112,6 @@ def measured(records: Any, own: dict[str, Any], wrong: float) -> dict[str, Any]:
         rate = factor * plan.learning_rate
         return stepped.replicates(SEEDS, **fixed, learning_rate=rate, noise_multiplier=noise)
 
-    few = data.test_Y == 1
-
-    def on_few(each: Any) -> float:
-        with torch.no_grad():
-            return float((each.model(data.test_X[few]).squeeze(-1) > 0).double().mean())
-
     found = {factor: trained(factor, plan.noise_multiplier) for factor in FACTORS}
     means = {f: sum(each.accuracy for each in all_) / len(all_) for f, all_ in found.items()}
     open_ = trained(1.0, 0.0)
@@ -128,8 +121,6 @@ def measured(records: Any, own: dict[str, Any], wrong: float) -> dict[str, Any]:
         "rule": mean_interval([each.accuracy for each in found[1.0]]),
         "best distance": max(means.values()),
         "no noise": sum(each.accuracy for each in open_) / len(open_),
-        "class 1": mean_interval([on_few(each) for each in found[1.0]]),
-        "class 1, no noise": sum(map(on_few, open_)) / len(open_),
     }
 
 

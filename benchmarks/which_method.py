@@ -21,7 +21,6 @@
   comes from 200 public records. Seeds 0 to 2 were looked at while the search was made, and the
   plateau with n = 300 and other draws of these tasks decided which clip norm it prefers where
   noise hides the counts. Seeds from 3 on are fresh.
-* ``grid``: d and n varied separately, on ripples, at epsilon = 1.
 * ``small``: eight cells in which there are few records for the noise: the four generated tasks
   with numbers only, at n = 300 with epsilon = .3 and at n = 100 with epsilon = 1. ``descent only``
   is PrivateSearch as it was before it released slopes of regions. Seeds 200 to 229 decided its
@@ -375,79 +374,6 @@ def counts(found: Differences) -> dict[str, int]:
     return {"better": wins, "not told apart": len(gaps) - wins - losses, "worse": losses}
 
 
-def plot_wins(found: Differences) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    grid = earlier("which_unseen_grid").get("judged", {})
-    figure = plt.figure(
-        figsize=(9, 0.42 * len(found) + (6.2 if grid else 2.2)), layout="constrained"
-    )
-    # Two figures in one: the names of tasks on the left of the first take no room in the second.
-    above, *below = figure.subfigures(
-        2 if grid else 1, 1, squeeze=False, height_ratios=(1.5, 1) if grid else (1,)
-    ).flat
-    plot_differences(found, above.subplots())
-    for part in below:
-        plot_grid(grid, part.subplots())
-    figure.supxlabel(
-        "One record is replaced; (ε, 1e-6), or (ε, 0) for permute-and-flip. Regret in "
-        "units of a random choice's;\n95% intervals of paired differences, new seeds. Linear "
-        "within 0.05. Noise is simulated: this figure has no guarantee.",
-        fontsize=9,
-    )
-    figure.savefig(results_folder() / "which_wins.png", dpi=110)
-    plt.close(figure)
-
-
-def plot_differences(found: Differences, axis: Any) -> None:
-    for row, levels in enumerate(found.values()):
-        for shift, (epsilon, (gap, _)) in zip((-0.22, 0, 0.22), levels.items(), strict=False):
-            bars = [[gap.mean - gap.low], [gap.high - gap.mean]]
-            style = {"color": COLORS[epsilon], "markersize": 5, "elinewidth": 1.6}
-            label = f"ε = {epsilon}" if row == 0 else None
-            axis.errorbar(gap.mean, row + shift, xerr=bars, fmt="o", label=label, **style)
-    axis.axvline(0, color="0.3", linewidth=1)
-    labels = [re.sub(r"(?<=\d)000$", ",000", label) for label in found]
-    axis.set_yticks(range(len(found)), labels, fontsize=9)
-    axis.invert_yaxis()
-    axis.set_xscale("symlog", linthresh=0.05)
-    ticks = [-0.5, -0.2, -0.05, 0, 0.05, 0.2, 0.5]
-    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.set_xlim(-0.9, 0.9)
-    axis.set_xlabel("regret of PrivateSearch minus that of the best single method")
-    axis.legend(fontsize=9, loc="upper right")
-    axis.grid(alpha=0.3)
-
-
-def plot_grid(grid: dict[str, Any], axis: Any) -> None:
-    levels_of: dict[int, list[tuple[int, str]]] = {}
-    for case in grid:
-        d, n = (int(number) for number in re.findall(r"\b[dn] = (\d+)", case))
-        levels_of.setdefault(d, []).append((n, case))
-    for color, (d, cases) in zip(("C3", "C4", "C5", "C6"), sorted(levels_of.items()), strict=False):
-        for method, style in (
-            ("PrivateSearch", "o-"),
-            ("DPGIBO", "s--"),
-            ("permute-and-flip", ":"),
-        ):
-            means = [grid[case]["regret"][method]["mean"] for _, case in sorted(cases)]
-            numbers = [n for n, _ in sorted(cases)]
-            label = f"{method}, d = {d}"
-            axis.plot(numbers, means, style, color=color, label=label, markersize=4)
-    axis.set_xscale("log")
-    axis.set_yscale("symlog", linthresh=0.05)
-    axis.set_yticks([0, 0.05, 0.1, 0.2, 0.5, 1], ["0", "0.05", "0.1", "0.2", "0.5", "1"])
-    axis.set_xlabel("number of records n")
-    axis.set_ylabel("regret / regret of a random choice")
-    axis.set_title("ripples, ε = 1", fontsize=10)
-    axis.grid(alpha=0.3)
-    axis.set_ylim(0, 1)
-    axis.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
 def cases_of(name: str) -> dict[str, Any]:
     """The regrets by case and seed that are stored."""
     cases = earlier(name).get("cases", {})
@@ -520,6 +446,37 @@ def small_summary(known: dict[str, dict[int, dict[str, float]]]) -> dict[str, An
         },
         "runs": len(cells) * len(seeds),
     }
+
+
+def plot_wins(found: Differences) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 0.42 * len(found) + 1.6), layout="constrained")
+    axis = figure.subplots()
+    for row, levels in enumerate(found.values()):
+        for shift, (epsilon, (gap, _)) in zip((-0.22, 0, 0.22), levels.items(), strict=False):
+            bars = [[gap.mean - gap.low], [gap.high - gap.mean]]
+            style = {"color": COLORS[epsilon], "markersize": 5, "elinewidth": 1.6}
+            label = f"ε = {epsilon}" if row == 0 else None
+            axis.errorbar(gap.mean, row + shift, xerr=bars, fmt="o", label=label, **style)
+    axis.axvline(0, color="0.3", linewidth=1)
+    labels = [re.sub(r"(?<=\d)000$", ",000", label) for label in found]
+    axis.set_yticks(range(len(found)), labels, fontsize=9)
+    axis.invert_yaxis()
+    axis.set_xscale("symlog", linthresh=0.05)
+    ticks = [-0.5, -0.2, -0.05, 0, 0.05, 0.2, 0.5]
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_xlim(-0.9, 0.9)
+    axis.set_xlabel("regret of PrivateSearch minus that of the best other method")
+    axis.legend(fontsize=9, loc="upper right")
+    axis.grid(alpha=0.3)
+    figure.supxlabel(
+        "One record is replaced; (ε, 1e-6), or (ε, 0) for permute-and-flip. Regret in units of a "
+        "random choice's;\n95% intervals of paired differences, new seeds. Linear within 0.05. "
+        "Noise is simulated: this figure has no guarantee.",
+        fontsize=9,
+    )
+    figure.savefig(results_folder() / "which_wins.png", dpi=110)
 
 
 def stored_outcomes(stored: dict[str, Any]) -> dict[str, Outcomes]:
@@ -627,7 +584,7 @@ def table_few_records() -> str:
 
 def main() -> None:
     minutes = {
-        "tasks": 60, "fresh": 40, "generated": 120, "grid": 60, "few": 15, "small": 5,
+        "tasks": 60, "fresh": 40, "generated": 120, "few": 15, "small": 5,
         "figures": 0.2,
     }  # fmt: skip
     parser = BenchmarkParser("which_method", __doc__, minutes=minutes)
@@ -639,7 +596,6 @@ def main() -> None:
     def generated(records: int) -> list[Case]:
         return [(name, d, e, records) for name, d in DIMS.items() for e in EPSILONS]
 
-    grid = [("ripples", d, 1.0, n) for d in (5, 10, 20, 40) for n in (300, 1000, 3000, 10_000)]
     small = [
         (name, DIMS[name], epsilon, n)
         for name in ("ripples", "plateau", "heavy tails", "noisy losses")
@@ -653,8 +609,6 @@ def main() -> None:
         elif part == "generated":
             on_generated(options, "which_unseen_2000", generated(2000), 10)
             on_generated(options, "which_unseen_300", generated(300), 10)
-        elif part == "grid":
-            on_generated(options, "which_unseen_grid", grid, 3)
         elif part == "small":
             on_generated(options, "which_small", small, 20)
         elif part == "few":
