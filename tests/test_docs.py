@@ -30,8 +30,8 @@ def test_readme_snippets_run_as_printed(
 
 
 #: Pages whose snippets run in tests of their own, which look at what they print or compute:
-#: `tuning/test_paid_scripts.py` (where jax is installed) and `training/test_examples.py`.
-RUN_ELSEWHERE = ("guides/jax.md", "guides/train.md")
+#: `training/test_examples.py`.
+RUN_ELSEWHERE = ("guides/train.md",)
 
 
 def _snippets_of_pages() -> Iterator[object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 from types import SimpleNamespace
 
@@ -47,14 +46,6 @@ def test_it_runs_as_printed(
     assert best.score.value > 0.5 and best.artifact.value is not None
     assert best.guarantee.epsilon(names["DELTA"]) == names["EPSILON"]
     assert best.test_guarantee is not None
-
-
-@pytest.mark.parametrize("name", ["jax"])
-def test_a_guide_prints_the_script(name: str) -> None:
-    guide = (FOLDER.parents[1] / "docs" / "guides" / f"{name}.md").read_text()
-    snippets = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
-    script = (FOLDER / f"{name}_after.py").read_text()
-    assert any(script.endswith('"""\n\n' + snippet) for snippet in snippets)
 
 
 @pytest.mark.slow
