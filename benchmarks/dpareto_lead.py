@@ -10,8 +10,7 @@ acquisition function, a model of ln epsilon, and epsilon by its bound on Rényi 
 points are then measured in all ways that the paper and the code published with it suggest:
 
 - epsilon by dominating pairs, as everywhere here, and by the paper's bound on Rényi divergences;
-- hypervolume to (10, 1), to the code's (10, .999), in ln(epsilon / .05), and in the scale of the
-  models (ln epsilon, logit error);
+- hypervolume to (10, 1), to the code's (10, .999), and in ln(epsilon / .05);
 - what the code's ``get_untransformed_hypervolume`` returns: both of its loops run over empty
   ranges, so that it is the rectangle of the front's point with the smallest epsilon.
 
@@ -266,18 +265,11 @@ def logarithmic(points: np.ndarray) -> float:
     return volume(logs, (math.log(LARGEST / SMALLEST), 1.0))
 
 
-def in_the_models_scale(points: np.ndarray) -> float:
-    error = points[:, 1].clip(1e-3, 0.999)
-    seen = np.stack([np.log(points[:, 0]), np.log(error / (1 - error))], -1)
-    return volume(seen, (math.log(LARGEST), math.log(0.999 / 0.001)))
-
-
 MEASURES: dict[str, Callable[[np.ndarray], float]] = {
     "hypervolume to (10, 1)": lambda points: volume(points, (LARGEST, 1.0)),
     "hypervolume to (10, .999)": lambda points: volume(points, (LARGEST, 0.999)),
     "what the published code returns": as_published_code,
     "hypervolume in ln(epsilon / .05)": logarithmic,
-    "hypervolume in the scale of the models": in_the_models_scale,
 }
 AXES = {"dominating pairs": 0, "Rényi divergences": 1}
 

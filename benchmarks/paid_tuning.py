@@ -6,8 +6,8 @@ Accuracy of the published model at a total epsilon (delta = 1e-5, Poisson batche
 Configurations are drawn from the space and trained at the noise that each way of tuning can afford,
 once (a *pool*); 200 runs of each way are then drawn from its pool, with as many trainings as its
 law says. That is exact for a space of the pool's configurations, and approximate otherwise. One
-part of the test records selects, with and without the noise that a budget of their own, of the same
-size, asks for; the other part, which nobody looks at, says how good the published model is. Pools
+part of the test records selects, with the noise that a budget of their own, of the same size, asks
+for; the other part, which nobody looks at, says how good the published model is. Pools
 are stored as they grow, so a run that was stopped goes on where it was. Ways of tuning:
 
 * *unpaid*: the best of 40 at the winner's own epsilon, a ceiling whose real epsilon is larger;
@@ -189,14 +189,7 @@ class Pools:
             json.dump(self.stored, file)
 
     def published(
-        self,
-        way: str,
-        epsilon: float,
-        kept: np.ndarray,
-        runs: int,
-        rng: np.random.Generator,
-        *,
-        sensitive: bool,
+        self, way: str, epsilon: float, kept: np.ndarray, runs: int, rng: np.random.Generator
     ) -> float:
         """Mean accuracy of published models, on records that nobody has looked at.
 
@@ -206,15 +199,13 @@ class Pools:
             kept: Which of the pool's trainings there are, with repetitions.
             runs: How many runs to draw.
             rng: Draws them.
-            sensitive: Whether the test records that select are sensitive, too (not for unpaid
-                tuning).
         """
         pool = self.stored[f"{way} {epsilon}"]
         scores, held = (np.array([row[i] for row in pool])[kept % len(pool)] for i in (1, 2))
         if way == "default":
             return float(held[: len(pool)].mean())
         number, mu = self._parameters(epsilon)
-        std = 1 / (mu * len(self.data.test_X)) if sensitive and way != "unpaid" else 0.0
+        std = 1 / (mu * len(self.data.test_X)) if way != "unpaid" else 0.0
         found = []
         for _ in range(runs):
             count = TRIALS if way in ("unpaid", "composition") else number.quantile(rng.random())
@@ -241,31 +232,24 @@ class Pools:
         for epsilon in EPSILONS:
             ways = [w for w in WAYS if len(self.stored.get(f"{w} {epsilon}", ())) >= 8]
             size = max((len(self.stored[f"{w} {epsilon}"]) for w in ways), default=0)
-            for sensitive in (False, True):
-                name = "sensitive test records" if sensitive else "public test records"
-                found = {way: self._draws(way, epsilon, size, sensitive) for way in ways}
-                for way, (mean, draws) in found.items():
-                    best, unpaid = found["unpaid"]
-                    pool = len(self.stored[f"{way} {epsilon}"])
-                    row = table.setdefault(f"{way} {epsilon}", {"pool": pool})
-                    row[name] = {
-                        "accuracy": mean,
-                        "interval": np.quantile(draws, [0.025, 0.975]).tolist(),
-                        "below unpaid": best - mean,
-                        "below unpaid, interval": np.quantile(
-                            unpaid - draws, [0.025, 0.975]
-                        ).tolist(),
-                    }
+            found = {way: self._draws(way, epsilon, size) for way in ways}
+            for way, (mean, draws) in found.items():
+                best, unpaid = found["unpaid"]
+                table[f"{way} {epsilon}"] = {
+                    "pool": len(self.stored[f"{way} {epsilon}"]),
+                    "accuracy": mean,
+                    "interval": np.quantile(draws, [0.025, 0.975]).tolist(),
+                    "below unpaid": best - mean,
+                    "below unpaid, interval": np.quantile(unpaid - draws, [0.025, 0.975]).tolist(),
+                }
         return table
 
-    def _draws(
-        self, way: str, epsilon: float, size: int, sensitive: bool
-    ) -> tuple[float, np.ndarray]:
+    def _draws(self, way: str, epsilon: float, size: int) -> tuple[float, np.ndarray]:
         """The mean over many runs, and those over ten runs from resampled pools."""
 
         def one(kept: np.ndarray, runs: int, seed: int) -> float:
             rng = np.random.default_rng([2, seed])
-            return self.published(way, epsilon, kept, runs, rng, sensitive=sensitive)
+            return self.published(way, epsilon, kept, runs, rng)
 
         resampled = [
             one(np.random.default_rng([1, seed]).integers(size, size=size), 10, seed)
@@ -287,11 +271,7 @@ def table_paid_tuning() -> str:
     columns = [("adult", e) for e in (0.1, 0.3, 1.0, 3.0)] + [("mnist", e) for e in (0.1, 1.0, 3.0)]
     found = stored("paid_tuning")
     rows = [
-        [label]
-        + [
-            fixed(found[task][f"{way} {epsilon}"]["sensitive test records"]["accuracy"])
-            for task, epsilon in columns
-        ]
+        [label] + [fixed(found[task][f"{way} {epsilon}"]["accuracy"]) for task, epsilon in columns]
         for way, label in LABELS.items()
     ]
     names = {"adult": "Adult", "mnist": "MNIST"}

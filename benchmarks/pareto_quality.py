@@ -47,12 +47,7 @@ from benchmarks.common import BenchmarkParser, Finished, mean_interval, results_
 from benchmarks.tables import fixed, markdown, stored
 from botorch_dp import datasets
 from botorch_dp.acquisition import HypervolumeProbabilityOfImprovement
-from botorch_dp.pareto import (
-    Batched,
-    DPareto,
-    PrivacyUtilityProblem,
-    TrainingPrivacy,
-)
+from botorch_dp.pareto import Batched, DPareto, PrivacyUtilityProblem, TrainingPrivacy
 from botorch_dp.pareto.front import dominated_volume
 from botorch_dp.pareto.proposals import Proposer
 from botorch_dp.pareto.surrogates import objective_scales
@@ -320,9 +315,7 @@ def run_method(known: KnownProblem, method: str, seed: int) -> dict[str, Any]:
 def summarize(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for method, results in runs.items():
-        summary[method] = {
-            "trials": TRIALS * METHODS[method][1],
-        }
+        summary[method] = {"trials": TRIALS * METHODS[method][1]}
         for scale, reference in REFERENCES.items():
             gaps = [one["gap"][scale] for one in results]
             ahead = [

@@ -9,8 +9,7 @@ rule was tried on them once.
 
 Each task scales its features by a fixed function of each record, so that nothing about the scaling
 was read from the records, and states the root mean square norm of a record as a round number
-(``feature_norm``). Large sets are cut to a size at which hundreds of trainings are affordable;
-where that is so, :attr:`Task.size` says so.
+(``feature_norm``). Large sets are cut to a size at which hundreds of trainings are affordable.
 
 The test records fall into two halves: one chooses wherever a baseline chooses, the other one says
 how good what was chosen is.
@@ -72,7 +71,6 @@ class Task:
         loss: Of single records.
         feature_norm: Root mean square norm of a record's features, as a round public number.
         group: When somebody looked at it.
-        size: What was done to make the trainings affordable.
         optimizer: Of the baselines that have a learning rate.
         metric: Of the outputs and targets of test records.
         candidates: Configurations of the search whose tuning is not counted in epsilon.
@@ -83,15 +81,9 @@ class Task:
     loss: Loss
     feature_norm: float
     group: Group
-    size: str
     optimizer: str = "adam"
     metric: Metric = accuracy
     candidates: int = 40
-
-    @property
-    def linear(self) -> bool:
-        """Whether the model is one linear layer."""
-        return len([m for m in self.model().modules() if not list(m.children())]) == 1
 
     def label(self, name: str) -> str:
         """The name of this task in :data:`TASKS`, and its group unless that is the design."""
@@ -344,49 +336,30 @@ def pretrained(*, frozen: bool = False) -> nn.Module:
 _LINEAR = partial(multilayer_perceptron, hidden=())
 
 TASKS: dict[str, Task] = {
-    "adult": Task(
-        adult, partial(logistic_regression, 123), logistic_loss, 3.7, "design", "24,000 of 32,561"
-    ),
+    "adult": Task(adult, partial(logistic_regression, 123), logistic_loss, 3.7, "design"),
     "housing_net": Task(
         housing,
         partial(multilayer_perceptron, 8, 2, (32,)),
         cross_entropy_loss,
         1.4,
         "design",
-        "11,784 of 20,640",
         "sgd",
     ),
-    "mnist_linear": Task(
-        mnist, partial(_LINEAR, 784, 10), cross_entropy_loss, 9.2, "design", "12,000 of 60,000"
-    ),
+    "mnist_linear": Task(mnist, partial(_LINEAR, 784, 10), cross_entropy_loss, 9.2, "design"),
     "digits_net": Task(
         digits,
         partial(multilayer_perceptron, 64, 10, (64,)),
         cross_entropy_loss,
         3.9,
         "design",
-        "all 1,258",
         "sgd",
     ),
-    "embeddings": Task(
-        embeddings, partial(_LINEAR, 256, 20), cross_entropy_loss, 1.0, "design", "10,000, made"
-    ),
+    "embeddings": Task(embeddings, partial(_LINEAR, 256, 20), cross_entropy_loss, 1.0, "design"),
     "housing_value": Task(
-        housing_value,
-        partial(_LINEAR, 8, 1),
-        squared_error,
-        1.4,
-        "design",
-        "11,784 of 20,640",
-        metric=explained,
+        housing_value, partial(_LINEAR, 8, 1), squared_error, 1.4, "design", metric=explained
     ),
     "blog_any": Task(
-        blog_any,
-        partial(logistic_regression, 280),
-        logistic_loss,
-        3.6,
-        "checked later",
-        "20,000 of 60,021",
+        blog_any, partial(logistic_regression, 280), logistic_loss, 3.6, "checked later"
     ),
     "blog_net": Task(
         blog_some,
@@ -394,34 +367,20 @@ TASKS: dict[str, Task] = {
         cross_entropy_loss,
         3.6,
         "checked later",
-        "20,000 of 60,021",
         "sgd",
     ),
-    "loans": Task(
-        loans,
-        partial(logistic_regression, 3),
-        logistic_loss,
-        0.7,
-        "checked later",
-        "20,000 of 39,657",
-    ),
+    "loans": Task(loans, partial(logistic_regression, 3), logistic_loss, 0.7, "checked later"),
     "mnist_net": Task(
         mnist,
         partial(multilayer_perceptron, 784, 10, (64,)),
         cross_entropy_loss,
         9.2,
         "checked later",
-        "12,000 of 60,000",
         "sgd",
         candidates=20,
     ),
     "sentences": Task(
-        sentences,
-        partial(_LINEAR, 512, 4),
-        cross_entropy_loss,
-        1.0,
-        "checked later",
-        "12,000, made",
+        sentences, partial(_LINEAR, 512, 4), cross_entropy_loss, 1.0, "checked later"
     ),
     "convolution": Task(
         mnist_small,
@@ -429,7 +388,6 @@ TASKS: dict[str, Task] = {
         cross_entropy_loss,
         4.4,
         "checked later",
-        "6,000 of 60,000",
         "sgd",
         candidates=12,
     ),
@@ -439,7 +397,6 @@ TASKS: dict[str, Task] = {
         cross_entropy_loss,
         3.7,
         "held out",
-        "24,000 of 32,561",
         "sgd",
     ),
     "parity_net": Task(
@@ -448,18 +405,11 @@ TASKS: dict[str, Task] = {
         cross_entropy_loss,
         9.2,
         "held out",
-        "12,000 of 60,000",
         "sgd",
         candidates=20,
     ),
     "blog_count": Task(
-        blog_count,
-        partial(_LINEAR, 280, 1),
-        squared_error,
-        3.6,
-        "checked later",
-        "20,000 of 60,021",
-        metric=explained,
+        blog_count, partial(_LINEAR, 280, 1), squared_error, 3.6, "checked later", metric=explained
     ),
     "income_net": Task(
         income,
@@ -467,7 +417,6 @@ TASKS: dict[str, Task] = {
         squared_error,
         1.4,
         "checked later",
-        "11,784 of 20,640",
         "sgd",
         metric=explained,
     ),
@@ -477,20 +426,11 @@ TASKS: dict[str, Task] = {
         cross_entropy_loss,
         20.0,  # of the hidden layer, on the public records
         "held out",
-        "6,000 of 60,000",
         "sgd",
     ),
-    "fine_tuned": Task(
-        mirrored, pretrained, cross_entropy_loss, 9.2, "held out", "6,000 of 60,000", "sgd"
-    ),
+    "fine_tuned": Task(mirrored, pretrained, cross_entropy_loss, 9.2, "held out", "sgd"),
     "house_age": Task(
-        house_age,
-        partial(_LINEAR, 8, 1),
-        squared_error,
-        1.4,
-        "held out",
-        "11,784 of 20,640",
-        metric=explained,
+        house_age, partial(_LINEAR, 8, 1), squared_error, 1.4, "held out", metric=explained
     ),
     "digit_value": Task(
         digit_value,
@@ -498,7 +438,6 @@ TASKS: dict[str, Task] = {
         squared_error,
         9.2,
         "held out",
-        "12,000 of 60,000",
         "sgd",
         metric=explained,
         candidates=20,
