@@ -431,10 +431,10 @@ ENTRIES: dict[str, Entry] = {
         lambda: {"run": {"trials": 2}},
         "",
         {"seed": [-1, 1.5],
-         "run": [{"trials": 2, name: bad} for name in ("trials", "initial", "batch_size")
+         "run": [{"trials": 2, name: bad} for name in ("trials", "initial", "q")
                  for bad in COUNT]},
         charges=False,
-        named={"run": "(trials|initial|batch_size)"},
+        named={"run": "(trials|initial|q)"},
     ),
     "DPClassifier": Entry(
         estimator(DPClassifier),

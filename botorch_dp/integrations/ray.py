@@ -24,7 +24,7 @@ class RayExecutor(Executor):
         options: What each call needs, as ``ray.remote`` takes it, such as ``num_cpus=2``.
 
     Example:
-        >>> study.run(100, batch_size=16, executor=RayExecutor("auto", num_cpus=2))
+        >>> study.run(100, q=16, executor=RayExecutor("auto", num_cpus=2))
     """
 
     def __init__(self, address: str | None = None, **options: Any) -> None:

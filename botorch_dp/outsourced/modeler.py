@@ -136,16 +136,16 @@ class Modeler:
         """The row to measure next; the same until an answer is told."""
         return self.ask_batch(1)[0]
 
-    def ask_batch(self, size: int) -> list[int]:
+    def ask_batch(self, q: int) -> list[int]:
         """Different rows to measure at once; while questions are open, those and no others.
 
         Args:
-            size: How many, at most ``n``.
+            q: How many, at most ``n``.
         """
-        check_integer("size", size, at_most=len(self.Z))
+        check_integer("q", q, at_most=len(self.Z))
         if not self._open:
-            gp = copy.deepcopy(self._gp) if size > 1 else self._gp
-            for number in range(size):
+            gp = copy.deepcopy(self._gp) if q > 1 else self._gp
+            for number in range(q):
                 beta = self.schedule(len(self.history) + number + 1)
                 bound = gp.upper_confidence_bound(beta)
                 bound[list(self._open)] = -math.inf
@@ -153,9 +153,9 @@ class Modeler:
                 request = uuid.uuid4().hex
                 self._keep({"index": index, "request_id": request})
                 self._open[index] = request
-                if number + 1 < size:
+                if number + 1 < q:
                     gp.observe(index, float(gp.mean[index]))
-        return list(self._open)[:size]
+        return list(self._open)[:q]
 
     def tell(self, index: int, y: float) -> None:
         """Learn an answer, to an open question or to any other.
@@ -218,7 +218,7 @@ class Modeler:
         query: Callable[..., float],
         steps: int,
         *,
-        batch_size: int = 1,
+        q: int = 1,
         executor: Executor | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: bool = False,
@@ -230,7 +230,7 @@ class Modeler:
                 If it takes ``request_id``, a question that was interrupted is repeated with the
                 same id, so that the curator neither counts nor charges it twice.
             steps: Answers in the history when done.
-            batch_size: How many rows are asked for at once.
+            q: How many rows are asked for at once.
             executor: Where the questions of a batch are asked at the same time, such as a pool of
                 threads; one after the other if None.
             checkpoint: File that keeps questions and answers: a modeler that is started again on
@@ -244,7 +244,7 @@ class Modeler:
         if checkpoint is not None:
             self.resume(checkpoint)
         named = "request_id" in inspect.signature(query).parameters
-        check_integer("batch_size", batch_size, at_most=len(self.Z))
+        check_integer("q", q, at_most=len(self.Z))
         bar = ProgressBar(
             desc="Outsourced search",
             unit="query",
@@ -254,7 +254,7 @@ class Modeler:
         )
         with bar:
             while (left := steps - len(self.history)) > 0:
-                indices = self.ask_batch(min(batch_size, left))
+                indices = self.ask_batch(min(q, left))
                 calls = [
                     partial(query, index, **({"request_id": self._open[index]} if named else {}))
                     for index in indices

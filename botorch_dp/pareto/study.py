@@ -174,7 +174,7 @@ class DPareto:
         self,
         trials: int,
         initial: int = 16,
-        batch_size: int = 1,
+        q: int = 1,
         executor: Executor | None = None,
         progress: bool = False,
     ) -> ParetoFront:
@@ -186,7 +186,7 @@ class DPareto:
         Args:
             trials: Of the whole study, earlier and failed ones included.
             initial: How many of them are drawn before models are consulted.
-            batch_size: How many are trained at a time; pending ones are accounted for.
+            q: How many are trained at a time; pending ones are accounted for.
             executor: Where trainings run: any ``concurrent.futures`` executor (threads, processes,
                 that of a Dask client, a :class:`~botorch_dp.integrations.ray.RayExecutor`); None:
                 here.
@@ -199,7 +199,7 @@ class DPareto:
             KeyboardInterrupt: After Ctrl-C; a note says how to go on.
         """
         check_integer("trials", trials)
-        check_integer("batch_size", batch_size)
+        check_integer("q", q)
         check_integer("initial", initial)
         if trials > (most := self._proposer.most_trials(self.trials)):
             raise ValueError(
@@ -217,7 +217,7 @@ class DPareto:
                     bar.refresh()
                     busy = trainings.busy
                     following = None
-                    if len(busy) < batch_size:
+                    if len(busy) < q:
                         following = self._waiting(busy)
                         if following is None and len(self._file) < trials and not exhausted:
                             try:

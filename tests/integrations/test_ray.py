@@ -59,7 +59,7 @@ def test_a_killed_worker(ray: Any, tmp_path: Path) -> None:
     executor = RayExecutor(num_cpus=1)
     problem = toy.problem(DiesOnce(str(tmp_path), toy.utility))
     study = DPareto(problem, acquisition="random", seed=0)
-    study.run(6, batch_size=2, executor=executor)
+    study.run(6, q=2, executor=executor)
     assert (tmp_path / "killed").exists()
     kinds = sorted(trial.failure_type for trial in study.trials)
     assert kinds == [*[""] * 5, "WorkerCrashedError"]

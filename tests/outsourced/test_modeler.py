@@ -86,10 +86,10 @@ class TestBatches:
     def test_finds_the_best_row_with_few_rounds(self) -> None:
         search = modeler()
         with ThreadPoolExecutor(5) as pool:
-            history = search.run(value, steps=58, batch_size=5, executor=pool)
+            history = search.run(value, steps=58, q=5, executor=pool)
         assert len(history) == 58
         assert max(a.y for a in history) >= max(value(i) for i in range(len(Z))) - 0.02
-        assert history == modeler().run(value, steps=58, batch_size=5)
+        assert history == modeler().run(value, steps=58, q=5)
 
     def test_what_was_open_is_asked_again_with_its_ids(self, tmp_path: Path) -> None:
         path = tmp_path / "journal.jsonl"
@@ -103,13 +103,13 @@ class TestBatches:
 
         first = modeler()
         with pytest.raises(Killed):
-            first.run(dies_on_third, steps=8, batch_size=4, checkpoint=path)
+            first.run(dies_on_third, steps=8, q=4, checkpoint=path)
         first.close()
         again = modeler()
-        history = again.run(dies_on_third, steps=8, batch_size=4, checkpoint=path)
+        history = again.run(dies_on_third, steps=8, q=4, checkpoint=path)
         assert asked[3] == asked[2]
         assert len({request for _, request in asked}) == 8
-        assert history == modeler().run(value, steps=8, batch_size=4)
+        assert history == modeler().run(value, steps=8, q=4)
 
     def test_an_answer_that_was_not_asked_for_forgets_what_is_open(self) -> None:
         search = modeler()

@@ -169,7 +169,7 @@ class TestPaying:
         log = tmp_path / "log"
         tried = study(Trains(str(log)), storage=tmp_path / "s", replicates=2)
         with ProcessPoolExecutor(3, mp_context=FORK) as pool:
-            tried.run(6, batch_size=3, executor=pool)
+            tried.run(6, q=3, executor=pool)
         assert tried.ledger is not None
         assert len(tried.ledger.entries()) == began(log) == 12
         assert [trial.state for trial in tried.trials] == ["complete"] * 6

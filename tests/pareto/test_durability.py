@@ -54,7 +54,7 @@ def run(folder: Path, threads: int) -> None:
             running.run(TRIALS, initial=INITIAL)
         else:
             with ThreadPoolExecutor(threads) as pool:
-                running.run(TRIALS, initial=INITIAL, batch_size=threads, executor=pool)
+                running.run(TRIALS, initial=INITIAL, q=threads, executor=pool)
 
 
 def trained(folder: Path) -> list[str]:

@@ -35,7 +35,7 @@ def fails_beyond_ten(config: Config, seed: int) -> float:
 def test_the_same_trials_wherever_they_are_trained(make: Callable[[], Executor]) -> None:
     here = study(replicates=2).run(6)
     with make() as pool:
-        elsewhere = study(replicates=2).run(6, batch_size=3, executor=pool)
+        elsewhere = study(replicates=2).run(6, q=3, executor=pool)
     assert elsewhere.all_points.equal(here.all_points)
 
 
@@ -71,7 +71,7 @@ class TestBatches:
             return toy.utility(config, seed)
 
         with ThreadPoolExecutor(8) as pool:
-            study(counted).run(12, batch_size=3, executor=pool)
+            study(counted).run(12, q=3, executor=pool)
         assert most[0] == 3
 
 
@@ -148,7 +148,7 @@ class TestInterruption:
         fifth = training_seeds(0, 5, [0])[0]
         pool = ThreadPoolExecutor(threads) if threads else None
         with pytest.raises(KeyboardInterrupt):
-            tried.run(9, batch_size=max(threads, 1), executor=pool)
+            tried.run(9, q=max(threads, 1), executor=pool)
         assert 3 <= len(tried.front().trials) < 9
         assert all(trial.state in ("complete", "pending") for trial in tried.trials)
         tried.problem.oracle = toy.utility

@@ -99,6 +99,6 @@ def test_simulations_go_on_after_a_worker_was_killed(client: Any, tmp_path: Path
     assert set(train.begun()) == set(KillsAWorker(folders[2]).begun())
     utility = Utility(folders[1])
     with DPareto(toy.problem(utility), acquisition="random", seed=0) as study:
-        study.run(6, batch_size=2, executor=executor)
+        study.run(6, q=2, executor=executor)
         assert not any(trial.failure_type for trial in study.trials) and len(study.trials) == 6
     assert (folders[1] / "killed").exists()
