@@ -56,7 +56,7 @@ def test_a_mechanism_is_charged_stored_and_audited() -> None:
 
     def bound(sensitivity: float) -> float:
         drawn = partial(median, candidates=ends, epsilon=2.0, sensitivity=sensitivity)
-        how: dict[str, Any] = {"samples": 1500, "confidence": 1 - 1e-6}
+        how: dict[str, Any] = {"samples": 2500, "confidence": 1 - 1e-6}
         return p.audit_epsilon(lambda data: drawn(data).value, near, far, **how).lower_bound
 
     assert bound(1.0) <= 2.0 < bound(0.2)  # the second one is broken
