@@ -47,10 +47,10 @@ def minutes(source: str) -> float:
 
 
 def last_run(source: str) -> str:
-    """The newest date of the results that a script names: their own, or that of their commit."""
+    """From when to when the results are that a script names: by their own dates, or commits'."""
     names = "|".join(path.stem for path in (FOLDER / "results").glob("*.json"))
     dates = []
-    for name in set(re.findall(rf'"({names})"', source)):
+    for name in set(re.findall(rf'(?<!": )"({names})"(?!:)', source)):
         path = FOLDER / "results" / f"{name}.json"
         machine = json.loads(path.read_text()).get("machine", {})
         command = ["git", "log", "-1", "--format=%cs", "--", str(path)]
@@ -58,7 +58,8 @@ def last_run(source: str) -> str:
             machine.get("date")
             or subprocess.run(command, cwd=FOLDER, capture_output=True, text=True).stdout.strip()
         )
-    return max(dates, default="never")
+    ends = sorted({min(dates), max(dates)}) if dates else ["never"]
+    return " to ".join(ends)
 
 
 def main() -> int:
@@ -74,10 +75,10 @@ def main() -> int:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
     names = list(known) if options.all else options.names
     if not names:
-        print(f"{'':18} {'last run':11} minutes")
+        print(f"{'':18} {'last run':24} minutes")
         for name, source in known.items():
             claim = (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
-            print(f"{name:18} {last_run(source):11} {minutes(source):7.3g}  {claim}")
+            print(f"{name:18} {last_run(source):24} {minutes(source):7.3g}  {claim}")
         print("\n`python -m benchmarks.NAME --help` lists the parts of one and how long they take.")
     failures = 0
     for name in names:

@@ -311,7 +311,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 }  # fmt: skip
 
 
-FILES = {"4.3-printed": "dp_gibo_43_printed", "C.5": "dp_gibo_C5", "4.4": "dp_gibo_44"}
+FILES = dict(zip(EXPERIMENTS, ("dp_gibo_43_printed", "dp_gibo_C5", "dp_gibo_44"), strict=True))
 
 
 def run(name: str, experiment: Experiment, steps: int) -> dict[str, Any]:

@@ -21,7 +21,6 @@ Rows, the cheapest first:
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -33,10 +32,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.common import BenchmarkParser, mean_interval, results_folder
+from benchmarks.common import BenchmarkParser, earlier, mean_interval, save_results
 from benchmarks.tables import markdown, stored
 from benchmarks.untuned_tasks import TASKS, Parts, Task, explained, parts
-from botorch_dp._files import atomic_write
 from botorch_dp.privacy.selection import BaseProfile, Selection, TrialNumber, training_noise
 from botorch_dp.space import Integer, Real, SearchSpace
 from botorch_dp.training import DPTrainer, TrainTest
@@ -196,7 +194,7 @@ def open_model(cell: Cell) -> Found:
     return {"values": _open(cell.name)}
 
 
-ROWS: dict[str, Callable[[Cell], Found | None]] = {
+ROWS: dict[str, Callable[[Cell], Found]] = {
     "majority": majority,
     "rule": rule,
     "selection": selection,
@@ -205,25 +203,20 @@ ROWS: dict[str, Callable[[Cell], Found | None]] = {
 }
 
 
-def measure(path: Path, tasks: Sequence[str], rows: Sequence[str]) -> dict[str, Any]:
-    """All cells that are not stored yet."""
-    stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cells": {}}
-    cells = stored["cells"]
+def measure(tasks: Sequence[str], rows: Sequence[str]) -> dict[str, Any]:
+    """All cells, those that are not stored yet measured now."""
+    cells: dict[str, Any] = earlier(NAME).get("cells", {})
     for task, epsilon, row in itertools.product(tasks, EPSILONS, rows):
         key = f"{task} {epsilon:g} {row}"
         if key in cells:
             continue
         start = time.process_time()
-        found = ROWS[row](Cell(task, epsilon))
-        if found is None:
-            continue
+        cells[key] = found = ROWS[row](Cell(task, epsilon))
         found["seconds"] = round(time.process_time() - start, 1)
-        cells[key] = found
-        with atomic_write(path) as file:
-            json.dump(stored, file, indent=1)
+        save_results(NAME, {"cells": cells})
         if row != "rule" or TASKS[task].group != "held out":
             print(f"{key}: {mean_interval(found['values'])}, {found['seconds']} s", flush=True)
-    return stored
+    return cells
 
 
 def mean(cells: dict[str, Any], task: str, epsilon: float, row: str) -> float | None:
@@ -305,8 +298,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     options = parser.parse_args()
-    stored = measure(results_folder() / f"{NAME}.json", options.tasks, options.rows)
-    draw(stored["cells"], FIGURE)
+    draw(measure(options.tasks, options.rows), FIGURE)
 
 
 if __name__ == "__main__":
