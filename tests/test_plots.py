@@ -94,13 +94,6 @@ class TestFront:
         ax = axes(plot_front(front([point])))
         assert ax.lines and np.isfinite(ax.get_xlim()).all() and ax.get_xlim()[0] > 0
 
-    def test_on_the_users_axes(self) -> None:
-        figure = Figure()
-        left, right = figure.subplots(1, 2)
-        assert plot_front(front(), ax=left) is figure
-        assert front().plot(ax=right, band=False) is figure
-        assert left.lines and right.lines
-
 
 class TestHypervolume:
     def test_volumes_by_trial(self) -> None:

@@ -157,6 +157,7 @@ class TestGaussianNoise:
         curator = noisy(projection_dim=3)
         assert curator.dataset.value.shape == (40, 3)
         assert torch.equal(curator.projection, P)
+        assert "seed of the projection was chosen without" in str(curator.guarantee)
 
     @pytest.mark.parametrize(
         ("changed", "named"),

@@ -204,11 +204,3 @@ class TestInputNoiseRBF:
         assert torch.linalg.eigvalsh(covariance.fill_diagonal_(1)).min() > 0
         kernel = InputNoiseRBF(lengthscale=1.0, noise_std=2.0)
         torch.testing.assert_close(kernel(Z, diag=True), torch.ones(5, dtype=torch.double))
-
-    def test_without_noise_it_is_the_rbf(self) -> None:
-        Z = torch.randn(6, 2, dtype=torch.double)
-        plain = RBFKernel().double()
-        plain.lengthscale = 0.7
-        torch.testing.assert_close(
-            InputNoiseRBF(lengthscale=0.7, noise_std=0.0)(Z, Z).to_dense(), plain(Z, Z).to_dense()
-        )

@@ -64,14 +64,6 @@ class TestSpace:
         assert space().round(codes).equal(space().round(other))
         assert space().decode(codes) == space().decode(other)
 
-    def test_idle_coordinates(self) -> None:
-        named = space()
-        config = {"noise": 1.0, "optimizer": "adam", "layers": 1}
-        idle = named.inactive(named.encode([config]))[0]
-        for name, columns in named.columns.items():
-            assert bool(idle[columns].all()) == (name not in config)
-            assert bool(idle[columns].any()) == (name not in config)
-
     def test_a_grid_has_each_config_once(self) -> None:
         grid = space().grid(2)
         assert all(map(is_correct, grid))

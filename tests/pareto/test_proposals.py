@@ -278,6 +278,14 @@ class TestBudget:
 
 
 class TestPending:
+    def test_what_is_in_training_is_not_proposed_again(self) -> None:
+        problem = toy.problem()
+        trials = complete_trials(problem, 10)
+        first = proposed(problem, trials)
+        waiting = replace(trials[0], number=10, config=first, state="pending", measurements=(None,))
+        second = proposed(problem, [*trials, waiting])
+        assert torch.dist(*problem.space.encode([first, second])) > 0.05
+
     def test_a_failing_region_is_left(self) -> None:
         """The model never sees a failure, and yet does not propose the same config for ever."""
         problem = toy.problem()

@@ -155,6 +155,16 @@ class TestResume:
                 front = part.run(trials, initial=5)
         assert front.all_points.equal(whole.all_points)
 
+    def test_another_problem_says_what_differs(self, tmp_path: Path) -> None:
+        path = tmp_path / "study.sqlite"
+        study(storage=path).close()
+        for options, what in (
+            ({"ref_point": (5.0, 1.0)}, "`ref_point` was"),
+            ({"delta": 1e-5}, "`delta` was 0.0 and is 1e-05"),
+        ):
+            with pytest.raises(StudyError, match=what):
+                study(toy.problem(**options), storage=path)
+
     def test_another_privacy_function_is_noticed(self, tmp_path: Path) -> None:
         """Front and price use stored epsilons, `recommend` the function: they must agree."""
         path = tmp_path / "study.sqlite"

@@ -72,15 +72,6 @@ class TestScales:
             shown = scale.to_model(torch.tensor([value], dtype=torch.double))
             assert scale.to_volume(shown).item() == pytest.approx(volume)
 
-    def test_references_are_mapped_alike(self) -> None:
-        problem = toy.problem(ref_point=(8.0, 0.6), objectives=[Objective("time", 60.0)])
-        for scale, value in zip(
-            objective_scales(problem, "linear"), problem.full_ref_point, strict=True
-        ):
-            shown = scale.to_model(torch.tensor([value], dtype=torch.double))
-            assert shown.item() == pytest.approx(scale.ref_model)
-            assert scale.to_volume(shown).item() == pytest.approx(scale.ref_volume)
-
     def test_extremes_stay_finite_and_lose_the_right_side(self) -> None:
         epsilon, error = objective_scales(toy.problem(), "linear")
         values = torch.tensor([0.0, 1e-9, 50.0, 1e7], dtype=torch.double)

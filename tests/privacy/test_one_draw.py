@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import re
 import threading
 import time
@@ -48,6 +49,12 @@ class TestRun(OneDraw):
 
     def draw(self, thing: Twice, checkpoint: Path | None) -> list[float]:
         return thing.run(checkpoint)
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+def test_other_copies_are_new_runs(way: str, tmp_path: Path) -> None:
+    """Of each suite only forks are quick."""
+    TestRun().test_a_copy_is_a_new_run(way, tmp_path)
 
 
 class Broken(Twice):
@@ -405,6 +412,12 @@ def test_damage_is_one_error(tmp_path: Path) -> None:
     path.write_bytes(b"junk" * 1000)
     with pytest.raises(PrivacyError, match="damaged"):
         Run(path, what="a test", settings={})
+
+
+def test_copies_of_a_run_in_memory_have_their_own_identity() -> None:
+    run = Run(None, what="a test", settings={})
+    names = {run.identity, in_fork(lambda: run.identity), pickle.loads(pickle.dumps(run)).identity}
+    assert len(names) == 3
 
 
 def test_fingerprint() -> None:

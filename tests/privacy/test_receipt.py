@@ -319,6 +319,11 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
         both(put(0.5, "ledger", "epsilon"), put(0.5, "ledger", "charge", "epsilon")),
         "ledger",
     ),
+    "a small budget and no line": (
+        both(put(0.5, "ledger", "epsilon"), put(None, "ledger", "charge")),
+        "ledger",
+    ),
+    "a charge at a smaller delta": (put(1e-9, "ledger", "charge", "delta"), "ledger"),
     "a charge of nothing": (
         lambda d: d["ledger"]["charge"].update(epsilon=0.0, delta=0.0, mu=0.0),
         "ledger",

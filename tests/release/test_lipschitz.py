@@ -116,6 +116,13 @@ def test_the_printed_edition_promises_nothing_and_cannot_be_charged() -> None:
         assert not ledger.entries()
 
 
+def test_the_smaller_bound_names_its_assumption() -> None:
+    known = LipschitzMaximum(epsilon=1.0, **FLIP)
+    said = "all records have the same score at the parameters 0"
+    assert said not in str(known.guarantee)
+    assert said in str(replace(known, equal_at_zero=True).guarantee)
+
+
 @pytest.mark.parametrize(
     "relation", [NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.BOUNDED_ROW]
 )

@@ -81,6 +81,12 @@ def test_interrupted_run_continues_where_it_was_and_is_charged_once(driver, tmp_
     assert torch.equal(result.diagnostics.mean, straight.mean)
 
 
+def test_a_finished_simulation_still_promises_nothing(tmp_path):
+    path = tmp_path / "a.run"
+    runs = [gp_ucb().release(objective, checkpoint=path, unsafe_seed=1) for _ in range(2)]
+    assert [run.guarantee.status for run in runs] == ["none", "none"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "unsafe_seed", "differing"),
     [
