@@ -302,12 +302,12 @@ def _figure_41(
     noise_std: float,
     sweep: list[Any],
 ) -> None:
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     shown = ("mu = 0.5", "mu = 2", "without noise")
     paths = {name: torch.stack([r.trajectory.value for r in runs[name]]) for name in shown}
-    figure, axes = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
-    coordinate, likelihood, biases, clipping = axes.flat
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    coordinate, likelihood, biases, clipping = figure.subplots(2, 2).flat
     draw_quartiles(coordinate, {k: p[..., 0] for k, p in paths.items()}, "first coordinate")
     coordinate.axhline(float(data[:, 0].mean()), color="0.6", lw=1)
     coordinate.set_yscale("linear")
@@ -337,7 +337,6 @@ def _figure_41(
         fontsize=10,
     )
     figure.savefig(results_folder() / "dp_gibo_41.png", dpi=110)
-    plt.close(figure)
 
 
 # --- 4.2 ---
@@ -420,10 +419,11 @@ def example_42(seeds: int, steps: int) -> dict[str, Any]:
         for name, p in paths.items()
     }
     errors = {name: (p - optimum).norm(dim=-1) for name, p in paths.items()}
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     drawn = [name for name in paths if "sqrt" not in name and "simplex" not in name]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.4), layout="constrained")
+    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     draw_quartiles(left, {k: lengths[k].clamp_min(1e-5) for k in drawn}, "length of the gradient")
     draw_quartiles(
         right, {k: errors[k].clamp_min(1e-5) for k in drawn}, "distance from the minimum"
@@ -434,7 +434,6 @@ def example_42(seeds: int, steps: int) -> dict[str, Any]:
         fontsize=10,
     )
     figure.savefig(results_folder() / "dp_gibo_42.png", dpi=110)
-    plt.close(figure)
     last = {name: e[:, -1] for name, e in errors.items()}
     return {
         "steps": steps,
@@ -525,9 +524,6 @@ EXAMPLES: dict[str, tuple[Callable[[int, int], dict[str, Any]], int, str]] = {
 
 
 def main() -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     parser = BenchmarkParser("dp_gibo_examples", __doc__, minutes=4)
     parser.add_argument("--examples", nargs="+", default=list(EXAMPLES), choices=EXAMPLES)
     parser.add_argument("--seeds", type=int, default=30)

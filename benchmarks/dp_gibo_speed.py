@@ -122,9 +122,7 @@ def trace_ratios(repeats: int) -> dict[str, Ratio]:
 RADIUS = 0.1
 
 
-def prepared_run(
-    num_points: int, d: int, n: int, *, mu: float = 1.0, **design: Any
-) -> tuple[DPGIBO, Tensor]:
+def prepared_run(num_points: int, d: int, n: int, *, mu: float = 1.0) -> tuple[DPGIBO, Tensor]:
     """A run that has seen ``num_points - d - 1`` points, and the losses it will see next."""
     torch.manual_seed(0)
     batch = d + 1
@@ -137,7 +135,7 @@ def prepared_run(
         steps=1000,
         clip_norm=1.0,
         step_size=0.1,
-        design=Design(max_points=10_000, radius=RADIUS, batch_size=batch, **design),
+        design=Design(max_points=10_000, radius=RADIUS, batch_size=batch),
     )
     observations = run._progress.observations
     while len(observations.factor) < num_points - batch:

@@ -27,7 +27,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ from benchmarks.common import (
     save_results,
 )
 from benchmarks.data import blogfeedback
+from benchmarks.dp_gibo_where import unit_box
 from botorch_dp.descent import DPGIBO, Design, public_clip_norm
 from botorch_dp.descent.designs import DesignName
 
@@ -161,10 +162,6 @@ def blog(seed: int, *, train: int, validation: int) -> Task:
 
 
 # --- Methods: each returns the mean loss after each batch of b evaluations. ---
-
-
-def unit_box(dim: int) -> Tensor:
-    return torch.stack((torch.zeros(dim), torch.ones(dim))).double()
 
 
 def descend(task: Task, seed: int, *, steps: int, mu: float, centre: bool = True) -> list[float]:
@@ -361,11 +358,10 @@ def geometric_ratio(values: list[float], others: list[float]) -> Interval:
 def _figure(
     name: str, experiment: Experiment, curves: dict[str, list[list[float]]], dim: int, steps: int
 ) -> None:
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(13, 5.6), width_ratios=(3, 2), layout="constrained"
-    )
+    figure = Figure(figsize=(13, 5.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     styles = itertools.cycle(("-", "--", "-.", ":"))
     for (label, paths), style in zip(curves.items(), styles, strict=False):
         values = np.array(paths)
@@ -406,13 +402,9 @@ def _figure(
         fontsize=11,
     )
     figure.savefig(results_folder() / f"{name}.png", dpi=110)
-    plt.close(figure)
 
 
 def main() -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     parser = BenchmarkParser("dp_gibo_tuning", __doc__, minutes=16)
     parser.add_argument("--tasks", nargs="+", default=list(EXPERIMENTS), choices=EXPERIMENTS)
     parser.add_argument("--steps", type=int, default=25)
@@ -424,7 +416,7 @@ def main() -> None:
     for name in options.tasks:
         experiment = EXPERIMENTS[name]
         changed = {k: v for k, v in given.items() if v is not None}
-        results = run(name, Experiment(**(experiment.__dict__ | changed)), options.steps)
+        results = run(name, replace(experiment, **changed), options.steps)
         for key, value in results.items():
             for what, number in value.items() if isinstance(value, dict) else [("", value)]:
                 print(f"  {key}{': ' if what else ''}{what}: {number}")

@@ -195,12 +195,17 @@ def comparison(
 
 
 def _figure(rows: list[dict[str, Any]], levels: Sequence[float], batches: int) -> None:
-    import matplotlib.pyplot as plt
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
-    figure, axes = plt.subplots(1, len(SHAPES), figsize=(9, 4.8), sharey=True, layout="constrained")
+    figure = Figure(figsize=(9, 4.8), layout="constrained")
+    axes = figure.subplots(1, len(SHAPES), sharey=True)
     dims = sorted({row["d"] for row in rows})
+    shades = colormaps["viridis"](torch.linspace(0, 0.85, len(dims)))
     for ax, shape in zip(axes, SHAPES, strict=True):
-        for d, shade in zip(dims, plt.cm.viridis(torch.linspace(0, 0.85, len(dims))), strict=True):
+        for d, shade in zip(
+            dims, colormaps["viridis"](torch.linspace(0, 0.85, len(dims))), strict=True
+        ):
             mine = [row for row in rows if row["shape"] == shape and row["d"] == d]
             for method, style in (("DP-GIBO", "o-"), ("TuRBO", "s--")):
                 values = [max(row[method], 1e-4) for row in mine]
@@ -221,7 +226,6 @@ def _figure(rows: list[dict[str, Any]], levels: Sequence[float], batches: int) -
         fontsize=10,
     )
     figure.savefig(results_folder() / "dp_gibo_where.png", dpi=110)
-    plt.close(figure)
 
 
 def table_descent() -> str:
@@ -238,9 +242,6 @@ def table_descent() -> str:
 
 
 def main() -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     parser = BenchmarkParser("dp_gibo_where", __doc__, minutes=40)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--dims", type=int, nargs="+", default=[2, 5, 20, 50], help="of the space")

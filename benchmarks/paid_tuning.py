@@ -18,8 +18,8 @@ are stored as they grow, so a run that was stopped goes on where it was. Ways of
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from benchmarks.common import BenchmarkParser, save_results
 from benchmarks.tables import fixed, markdown, stored
@@ -159,29 +160,18 @@ class Pools:
 
     def grow(self) -> None:
         """Make all trainings that are missing, in turn at all levels."""
-        order = (1.0, 0.1, 3.0, 0.3)
-        levels = [(way, epsilon) for epsilon in order for way in WAYS]
-        noises = {level: self.noise(*level) for level in levels}
-        total = sum(len(self.wanted(way)) for way, _ in levels)
-        made, start, done = (
-            0,
-            time.monotonic(),
-            sum(len(self.stored.get(f"{way} {e}", ())) for way, e in levels),
-        )
-        print(f"{self.name}: {total - done} of {total} trainings to make", flush=True)
-        for way, epsilon in levels:
+        for epsilon, way in itertools.product((1.0, 0.1, 3.0, 0.3), WAYS):
             pool = self.stored.setdefault(f"{way} {epsilon}", [])
-            for config in self.wanted(way)[len(pool) :]:
-                settings = {**config, "noise_multiplier": noises[way, epsilon](config)}
+            noise = self.noise(way, epsilon)
+            left = self.wanted(way)[len(pool) :]
+            for config in tqdm(left, desc=f"{self.name}, {way}, epsilon = {epsilon}"):
+                settings = {**config, "noise_multiplier": noise(config)}
                 trained = self.trainer.fit(**settings, delta=DELTA, seed=10_000 + len(pool))
                 with torch.no_grad():
                     held = accuracy(trained.model(self.held[0]), self.held[1])
                 pool.append([config, trained.accuracy, held])
-                made += 1
-                if made % 8 == 1:
+                if len(pool) % 8 == 0:
                     self._save()
-                    left = (time.monotonic() - start) / made * (total - done - made)
-                    print(f"{self.name}: {made}, about {left / 60:.0f} minutes left", flush=True)
         self._save()
 
     def _save(self) -> None:

@@ -332,16 +332,11 @@ def summarize(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 def draw_methods(stored: dict[str, Any], path: Path) -> None:
     """What is missing of the exact front, from the stored result."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     problems = stored["problems"]
-    figure, axes = plt.subplots(
-        len(problems), 2, figsize=(9, 3.3 * len(problems) + 1), sharey="row", layout="constrained",
-        squeeze=False,
-    )  # fmt: skip
+    figure = Figure(figsize=(9, 3.3 * len(problems) + 1), layout="constrained")
+    axes = figure.subplots(len(problems), 2, sharey="row", squeeze=False)
     for row, (name, result) in zip(axes, problems.items(), strict=True):
         methods = list(result["summary"])
         for ax, (scale, reference) in zip(row, REFERENCES.items(), strict=True):

@@ -183,8 +183,6 @@ def main() -> None:
         result[name] = {
             "people": len(sizes),
             "records": len(table.ids),
-            "features": table.X.shape[1],
-            "median records": float(np.median(sizes)),
             "most records": int(sizes.max()),
             "majority": max(positive, 1 - positive),
             "accuracy": {way: mean_interval([each[way] for each in found]) for way in found[0]},

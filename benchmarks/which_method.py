@@ -156,15 +156,11 @@ def title(task: Task) -> str:
 
 
 def plot_methods(outcomes: dict[str, Outcomes]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     rows = -(-len(outcomes) // 2)
-    figure, grid = plt.subplots(
-        rows, 2, figsize=(9, 2 + 3.4 * rows), sharey=True, squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=(9, 2 + 3.4 * rows), layout="constrained")
+    grid = figure.subplots(rows, 2, sharey=True, squeeze=False)
     axes = list(grid.flat)
     marks = "osv^D*PX"
     for axis, outcome in zip(axes, outcomes.values(), strict=False):
@@ -214,7 +210,6 @@ def plot_methods(outcomes: dict[str, Outcomes]) -> None:
         fontsize=9,
     )
     figure.savefig(results_folder() / "which_method.png", dpi=110)
-    plt.close(figure)
 
 
 NUM_PUBLIC = 200
