@@ -203,9 +203,7 @@ def _figure(rows: list[dict[str, Any]], levels: Sequence[float], batches: int) -
     dims = sorted({row["d"] for row in rows})
     shades = colormaps["viridis"](torch.linspace(0, 0.85, len(dims)))
     for ax, shape in zip(axes, SHAPES, strict=True):
-        for d, shade in zip(
-            dims, colormaps["viridis"](torch.linspace(0, 0.85, len(dims))), strict=True
-        ):
+        for d, shade in zip(dims, shades, strict=True):
             mine = [row for row in rows if row["shape"] == shape and row["d"] == d]
             for method, style in (("DP-GIBO", "o-"), ("TuRBO", "s--")):
                 values = [max(row[method], 1e-4) for row in mine]
