@@ -10,7 +10,7 @@ nothing. All methods see the same seeds, and differences are paired over them. W
 ``BOTORCH_DP_DATA`` set, the logistic regression is on Adult, otherwise on the bundled data set.
 
 * ``methods``: DPareto against random and grid search.
-* ``maps``: the illustrations of DPareto, figures 1 to 4 of [Avent2020]: maps of both oracles, the
+* ``maps``: the illustrations of DPareto, figures 1 to 4 of [Avent2020]: maps of both functions, the
   front that is true, the models' means after some trials proposed by HVPoI with both objectives
   modelled (the paper's way), and the map of HVPoI that chooses the next one.
 
@@ -444,9 +444,9 @@ def draw_maps(found: dict[str, Any], path: Any) -> None:
         "error": (found["error"].min(), found["error"].max()),
     }
     panels: list[tuple[Any, str, Any, tuple[float, float] | None]] = [
-        (axes[0, 0], "privacy oracle: log10 of epsilon", log_epsilon, ranges["epsilon"]),
-        (axes[0, 1], "utility oracle: expected error", found["error"], ranges["error"]),
-        (axes[1, 0], "model's mean: log10 of epsilon", model_epsilon, ranges["epsilon"]),
+        (axes[0, 0], "privacy: log10 of ε", log_epsilon, ranges["epsilon"]),
+        (axes[0, 1], "utility: expected error", found["error"], ranges["error"]),
+        (axes[1, 0], "model's mean: log10 of ε", model_epsilon, ranges["epsilon"]),
         (axes[1, 1], "model's mean: error", found["model of the error"], ranges["error"]),
         (axes[1, 2], "HVPoI of the next trial", found["HVPoI"], None),
     ]
@@ -465,7 +465,7 @@ def draw_maps(found: dict[str, Any], path: Any) -> None:
     front = axes[0, 2]
     front.plot(*found["front"].T, "k-", label="true front")
     front.plot(*found["found"].T, "r.", label=f"{len(at)} trials, exact errors")
-    front.set(xlabel="epsilon", ylabel="error", title="true front", xscale="log")
+    front.set(xlabel="ε", ylabel="error", title="true front", xscale="log")
     front.set_xlim(1e-2 * ref_epsilon, 10 * ref_epsilon)
     front.legend(frameon=False, fontsize=10)
     figure.suptitle(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import json
 import re
 import subprocess
@@ -52,43 +50,6 @@ def test_snippets_of_pages_run_one_after_the_other(
         exec(compile(snippet, page.name, "exec"), names)
 
 
-def _missing_names(snippet: str) -> set[str]:
-    """Names that a snippet reads and does not make."""
-    made, read = set(dir(builtins)), set()
-    for node in ast.walk(ast.parse(snippet)):
-        match node:
-            case ast.Name(id=name, ctx=ast.Load()):
-                read.add(name)
-            case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                made.add(name)
-            case ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
-                made.add(name)
-            case ast.alias(name=name, asname=other):
-                made.add(other or name.partition(".")[0])
-    return read - made
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_snippet_is_complete_or_its_page_says_that_it_goes_on(page: Path) -> None:
-    text = page.read_text()
-    snippets = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
-    missing = set().union(*map(_missing_names, snippets))
-    assert bool(missing) == ("goes on from the ones above it" in text), missing
-
-
-def test_readme_leads_to_each_method() -> None:
-    """A row for each job, whose guide calls what the row names, in code that a test runs."""
-    screen = README.read_text().partition("## Find your method")[2].partition("\n## ")[0]
-    cells = [row.split(" | ")[-1] for row in re.findall(r"^\| .* \|$", screen, flags=re.M)[2:]]
-    assert len(cells) == 11 and all("](docs/" in cell for cell in cells)
-    links = re.findall(r"\[([^\]]*)\]\((docs/[\w/]+\.md)", "\n".join(cells))
-    for names, page in links:
-        code = "".join(re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S))
-        for name in re.findall(r"`(\w+)`", names):
-            assert re.search(rf"\b{name}(\.\w+)?\(", code), f"{page} does not call {name}"
-    assert all(snippet.count("\n") <= 14 for snippet in SNIPPETS)
-
-
 def anchors(page: Path) -> set[str]:
     """The anchors of a page: its own, and those that the usual renderers make of headings."""
     text = page.read_text()
@@ -107,11 +68,6 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert linked.exists(), f"{page.name} links to {target}"
         if anchor:
             assert anchor in anchors(linked), f"{page.name} links to {target}"
-
-
-def test_ci_runs_the_readme_test_command() -> None:
-    assert "make test" in README.read_text()
-    assert re.search(r"^make test$", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
 
 
 def test_make_targets_named_in_the_docs_exist() -> None:
@@ -159,12 +115,6 @@ def test_every_work_cited_is_listed_and_every_entry_is_cited() -> None:
     pages = keys(page for page in PAGES if page != REFERENCES)
     assert set(listed) - cited - pages == set(), "in docs/references.md but cited nowhere"
     assert pages <= set(listed)
-
-
-def test_there_is_one_bibliography() -> None:
-    entry = re.compile(r"^\s*(\.\. \[\w+\d{4}|References:$)", re.M)
-    for file in python_files("botorch_dp", "benchmarks", "examples"):
-        assert not entry.search(file.read_text()), f"{file.relative_to(ROOT)} has its own"
 
 
 def test_files_named_in_the_map_exist() -> None:
