@@ -225,15 +225,6 @@ class TestGradients:
         in_std_units = gradients[0] * 0.1 * scale
         assert (in_std_units > 0).all() and in_std_units.max() > 1e-4
 
-    def test_log_survives_objectives_of_different_size(self) -> None:
-        mean, std, front = random_problem(2, seed=7)
-        scale = torch.tensor([1e-9, 1e9], **DOUBLE)
-        expected = evaluate(LogHypervolumeProbabilityOfImprovement, mean, std, front)
-        value = evaluate(
-            LogHypervolumeProbabilityOfImprovement, mean * scale, std * scale, front * scale
-        )
-        torch.testing.assert_close(value, expected + scale.log().sum(), rtol=1e-8, atol=1e-8)
-
     @pytest.mark.parametrize("kind", BOTH)
     def test_no_variance(self, kind: type) -> None:
         """A deterministic outcome decides in which strip the other one has to improve."""

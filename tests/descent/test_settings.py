@@ -14,7 +14,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 from torch import Tensor
 
 from botorch_dp.descent import Design
-from botorch_dp.descent.settings import DescentSettings, kernel_settings
+from botorch_dp.descent.settings import DescentSettings
 from botorch_dp.errors import NotPublicError
 from botorch_dp.privacy import PrivacyBudget, PrivacyLedger, PrivacyUnit, gaussian_mu
 from tests.descent.problems import (
@@ -124,13 +124,6 @@ def test_described_in_what_json_can_hold() -> None:
     assert set(described) == of_settings.keys() | (of_design.keys() - {"name"})
     assert json.loads(json.dumps(described))["initial"] == [0.25] * DIM
     assert described != settings(design=Design(radius=(0.3, 0.2))).to_dict()
-
-
-def test_kernels_are_told_apart_by_class_and_hyper_parameters() -> None:
-    assert kernel_settings(kernel(0.5)) == kernel_settings(kernel(0.5))
-    descriptions = [kernel_settings(k) for k in (kernel(0.5), kernel(0.7), MaternKernel(nu=2.5))]
-    for index, description in enumerate(descriptions):
-        assert description not in descriptions[:index]
 
 
 # --- Plans. ---
