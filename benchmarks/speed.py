@@ -27,7 +27,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ import opendp.prelude as opendp
 import torch
 from gpytorch.kernels import RBFKernel
 from matplotlib.figure import Figure
+from torch import nn
 
 from benchmarks.common import (
     BenchmarkParser,
@@ -46,6 +46,7 @@ from benchmarks.common import (
     seconds,
 )
 from benchmarks.dp_gibo_speed import trace_functions
+from botorch_dp.descent import DPGIBO
 from botorch_dp.models import FiniteSetGP
 from botorch_dp.objectives import PrivateObjective
 from botorch_dp.pareto import DPareto, PrivacyUtilityProblem
@@ -59,8 +60,10 @@ from botorch_dp.privacy import (
     gaussian_mechanism,
     laplace_guarantee,
 )
-from botorch_dp.privacy.ledger import _COLUMNS
+from botorch_dp.privacy.ledger import _COLUMNS, row_digest
 from botorch_dp.space import Real, SearchSpace
+from botorch_dp.training import DPTrainer, TrainTest
+from botorch_dp.tuning import PrivateSearch
 
 
 def objective(n: int) -> Callable[[], Any]:
@@ -125,11 +128,11 @@ def opened_ledger(charges: int) -> Callable[[], Any]:
     with file.transaction():  # one by one they would take as many writes to the disk
         row, digest = file.rows()[0], file.totals().digest
         for number in range(2, charges + 1):
-            row = replace(row, number=number)
-            digest = row.digest(digest)
+            row = (number, *row[1:])
+            digest = row_digest(digest, row)
             file.execute(
                 f"INSERT INTO charge ({_COLUMNS}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*astuple(row), digest),
+                (*row, digest),
             )
     made.close()
     return lambda: PrivacyLedger(path).spent()
@@ -172,6 +175,54 @@ def epsilons(candidates: int) -> Callable[[], Any]:
     return lambda: dp_sgd_epsilons(noise, batches, steps, num_records=32561, delta=1e-5)
 
 
+def training(n: int) -> Callable[[], Any]:
+    """Twelve steps of a logistic regression of 100 numbers, a twelfth of the records each."""
+    return one_epoch(nn.Linear(100, 10), torch.rand(n, 100), n // 12)
+
+
+def network(parameters: int, *, publish: bool = False) -> Callable[[], Any]:
+    """Ten steps of a network of one hidden layer, 64 records each."""
+    hidden = max(1, parameters // 795)
+    layers = nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10)
+    return one_epoch(nn.Sequential(*layers), torch.rand(640, 784), 64, publish=publish)
+
+
+def one_epoch(
+    model: nn.Module, X: torch.Tensor, batch_size: int, *, publish: bool = False
+) -> Callable[[], Any]:
+    data = TrainTest(X, torch.arange(len(X)) % 10)
+    trainer = DPTrainer(lambda: model, nn.CrossEntropyLoss(), data)
+    settings = {"noise_multiplier": 1.0, "clip_norm": 1.0, "learning_rate": 0.01, "epochs": 1}
+    seed = None if publish else 0
+    return lambda: trainer.fit(**settings, batch_size=batch_size, seed=seed, publish=publish)
+
+
+def search(n: int) -> Callable[[], Any]:
+    """A search over five numbers with 200 evaluations of ``n`` records, whose scores are there."""
+    space = SearchSpace(**{name: Real(0.0, 1.0) for name in "abcde"})
+    records, place = torch.rand(n, dtype=torch.double), torch.full((5,), 0.3).double()
+
+    def scores(configs: list[Any]) -> torch.Tensor:
+        points = torch.tensor([list(config.values()) for config in configs], dtype=torch.double)
+        return (points - place).square().sum(1, keepdim=True) / 5 + 0.1 * records
+
+    return lambda: PrivateSearch(
+        scores, space, bounds=(0.0, 1.0), maximize=False, num_records=n, evaluations=200,
+        budget=PrivacyBudget(1.0, 1e-6), method="descent", unsafe_seed=0,
+    ).run()  # fmt: skip
+
+
+def descent(d: int) -> Callable[[], Any]:
+    """Two steps of DP-GIBO with 1,000 records, whose losses are there."""
+    losses = torch.rand(d + 1, 1_000, dtype=torch.double)
+    start = torch.full((d,), 0.5, dtype=torch.double)
+    kernel = RBFKernel().double()
+    return lambda: DPGIBO(
+        lambda X: losses[: len(X)], start, kernel=kernel, mu=1.0, steps=2, clip_norm=1.0,
+        step_size=0.01,
+    ).run()  # fmt: skip
+
+
 CASES: dict[str, tuple[str, Callable[[int], Callable[[], Any]], Sequence[int]]] = {
     "private evaluation": ("records", objective, (1_000, 10_000, 100_000, 1_000_000)),
     "its exact sum alone": ("records", exact_sum, (1_000, 10_000, 100_000, 1_000_000)),
@@ -186,6 +237,15 @@ CASES: dict[str, tuple[str, Callable[[int], Callable[[], Any]], Sequence[int]]] 
     "front of a study": ("trials", front, (100, 1_000, 5_000, 10_000)),
     "proposal of a study": ("trials", proposal, (100, 300, 1_000, 3_000, 10_000)),
     "epsilons": ("settings", epsilons, (1, 32, 256, 2_048)),
+    "twelve steps of a training": ("records", training, (1_000, 10_000, 100_000, 1_000_000)),
+    "ten steps of a network": ("parameters", network, (10_000, 100_000, 1_000_000, 10_000_000)),
+    "the same, published": (
+        "parameters",
+        partial(network, publish=True),
+        (10_000, 100_000, 1_000_000, 10_000_000),
+    ),
+    "private search": ("records", search, (1_000, 10_000, 100_000, 1_000_000)),
+    "two steps of DP-GIBO": ("parameters", descent, (10, 50, 200, 500)),
 }
 
 
@@ -193,7 +253,7 @@ def draw(results: dict[str, Any]) -> Figure:
     """All curves, in CPU seconds over the size."""
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     axes = figure.subplots()
-    for marker, (name, result) in zip("osvD^P*Xh", results.items(), strict=True):
+    for marker, (name, result) in zip("osvD^P*Xh<>d8p", results.items(), strict=True):
         sizes, spent = zip(*result["seconds"].items(), strict=True)
         label = f"{name}, {result['size']} (exponent {result['exponent']:.2f})"
         axes.loglog([int(size) for size in sizes], spent, marker=marker, label=label)

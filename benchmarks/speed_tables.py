@@ -2,75 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks.tables import fixed, markdown, ratio, span, stored, two_digits
-
-
-def table_trainers() -> str:
-    """First the loss that a user writes, then what our own ways to train cost."""
-    found = stored("trainers")
-    found.pop("machine")
-    others = ("plain SGD", "Opacus hooks", "Opacus ghost clipping")
-    rows, raised = [], {}
-    for model, row in found.items():
-        for key in row:
-            if key.startswith("own loss: ") and key.endswith(", published"):
-                seeded = key.removesuffix(", published")
-                cells = [
-                    _times(row, f"{how}, over {other}", other)
-                    for other in others
-                    for how in (seeded, key)
-                ]
-                rows.append([model, seeded.removeprefix("own loss: "), *cells])
-        for other in others[1:]:
-            if "raises" in row.get(other, {}):
-                raised[model] = row[other]["raises"]
-    head = [f"over {other}, {how}" for other in others for how in ("seeded", "published")]
-    ways = [
-        [model, *(_times(row, key) for key in _WAYS)]
-        for model, row in found.items()
-        if "DPTrainer" in row
-    ]
-    return (
-        markdown(["model", "own loss", *head], rows)
-        + "\nWhat Opacus raises, by hooks and by ghost clipping:\n\n"
-        + markdown(["model", "error"], ([model, f"`{error}`"] for model, error in raised.items()))
-        + "\nWith a loss of this package:\n\n"
-        + markdown(["model", *_WAYS.values()], ways)
-    )
-
-
-#: Keys of results, and what the table calls them.
-_WAYS = {
-    "DPTrainer, over plain SGD": "`DPTrainer` over plain SGD",
-    "DPTrainer, published": "`publish=True` over seeded",
-    "DPTrainer, by Opacus": '`engine="opacus"` over our own',
-    "10 replicates": "one of ten replicates over a run alone",
-}
-
-
-def _times(row: dict[str, Any], key: str, other: str = "") -> str:
-    """A ratio with its range over turns, or why there is none."""
-    if "raises" in row.get(other, {}):
-        return "raises"
-    if key not in row:
-        return "–"
-    ratio = next(value for name, value in row[key].items() if name.startswith("times "))
-    low, high = row[key]["range"]
-    wrong = row.get(f"{other}, distance from single records", 0.0) > 1e-4
-    return f"{ratio:.2f} ({low:.2f} to {high:.2f}){', wrong sums' if wrong else ''}"
-
-
-def table_trainer_memory() -> str:
-    engines = ("ghost", "per_record", "Opacus hooks", "Opacus ghost", "plain SGD")
-    rows = [
-        [model, *(f"{by[e]['megabytes']:,.0f} MB, {by[e]['milliseconds a step']:,.0f} ms"
-                  for e in engines)]
-        for model, by in stored("clipping").items()
-        if model not in ("machine", "turns")
-    ]  # fmt: skip
-    return markdown(["", *engines], rows)
 
 
 def table_faster() -> str:
@@ -85,7 +17,7 @@ def table_faster() -> str:
         [trace.format(sets).replace("1 candidate sets", "1 candidate set"), f"N = {n}", recomputed,
          ratio(traces[f"gradient trace, N = {n}, d = 10, {sets} candidate sets"]), script]
         for sets in (16, 1)
-        for n in (20, 100, 300)
+        for n in (20, 300)
     ]  # fmt: skip
     rows.append([
         "`FiniteSetGP`, 50 steps", "36,000 choices",
@@ -94,17 +26,15 @@ def table_faster() -> str:
     ])  # fmt: skip
     for many, size in ((False, "2 and 3 objectives"), (True, "4 objectives")):
         for key, name in (("hvpoi", "HVPoI"), ("log_hvpoi", "logarithm of HVPoI")):
-            for alone, what in ((True, ""), (False, " with its model's posterior")):
-                medians = [
-                    row[key]["median"]
-                    for row in hvpoi
-                    if row["without_model"] == alone and (row["objectives"] == 4) == many
-                ]
-                rows.append([
-                    f"{name}, value and gradient{what}", size,
-                    "BoTorch's analytic EHVI on the same front", span(medians),
-                    "`search_speed --part hvpoi`",
-                ])  # fmt: skip
+            medians = [
+                row[key]["median"]
+                for row in hvpoi
+                if row["without_model"] and (row["objectives"] == 4) == many
+            ]
+            rows.append([
+                f"{name}, value and gradient", size, "BoTorch's analytic EHVI on the same front",
+                span(medians), "`search_speed --part hvpoi`",
+            ])  # fmt: skip
     privacy_loss = "dp-accounting's privacy-loss distributions"
     rows += [
         ["`dp_sgd_epsilon`, Poisson batches", "a record replaced", privacy_loss,
@@ -123,20 +53,18 @@ def table_longer() -> str:
     """How many times the time of what something is compared with."""
     steps = stored("dp_gibo_speed")["steps"]
     rows = []
-    for key, other in (
-        ("step over products", "the matrix products that it cannot avoid"),
-        ("step over lean step and release",
-         "a lean step: the same one written in torch for one kernel and one design, without "
-         "checks, copies and records; and one release in memory"),
-    ):  # fmt: skip
-        for size in ("N = 850, d = 33, n = 5000", "N = 340, d = 33, n = 5000",
-                     "N = 110, d = 10, n = 1000"):  # fmt: skip
-            step = steps[f"one step, {size}, simplex"]
-            low, high = step[f"{key}, range"]
-            times = ratio({"median": step[key], "low": low, "high": high})
-            name = "one DP-GIBO step without the objective"
-            rows.append([name, size.replace("000", ",000"), other, times, "`dp_gibo_speed`"])
+    for size in ("N = 850, d = 33, n = 5000", "N = 110, d = 10, n = 1000"):
+        step = steps[f"one step, {size}, simplex"]
+        low, high = step["step over lean step and release, range"]
+        times = ratio({"median": step["step over lean step and release"], "low": low, "high": high})
+        rows.append([
+            "one DP-GIBO step without the objective", size.replace("000", ",000"),
+            "the same in torch for one kernel and one design, without checks, copies and records",
+            times, "`dp_gibo_speed`",
+        ])  # fmt: skip
     for row in stored("finite_set_gp")["against_memory_traffic"]:
+        if row["steps"] != 50:
+            continue
         times = ratio(row | {"median": row["times"]})
         rows.append([
             f"`FiniteSetGP`, {row['steps']} steps", f"{row['choices']:,} choices",
@@ -182,6 +110,11 @@ def table_growth() -> str:
         "front of a study": "the front of a study",
         "proposal of a study": "a proposal, two parameters",
         "epsilons": "epsilons of DP-SGD at once, one batch size",
+        "twelve steps of a training": "logistic regression, 12 steps of a twelfth of the records",
+        "ten steps of a network": "network 784-h-10, 10 steps of 64 records",
+        "the same, published": "the same, published",
+        "private search": "`PrivateSearch` over 5 numbers, 200 evaluations, without the scores",
+        "two steps of DP-GIBO": "two steps of DP-GIBO, 1,000 records, without the losses",
     }
     rows = []
     for name, curve in stored("growth")["curves"].items():

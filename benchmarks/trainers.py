@@ -1,23 +1,18 @@
-"""What privacy costs in time and memory: the trainers against plain SGD and Opacus.
+"""What does private training cost in time and memory?
 
     OMP_NUM_THREADS=1 python -m benchmarks.trainers [--part time memory] [--turns N] [--only NAME]
 
-* ``time``: one step on random data of the shapes of Adult (30,956 x 123) and of a fifth of MNIST
-  (12,000 x 784), and of a small convolutional network, an encoder, torch's transformer layer, a
-  recurrent network, and classifiers of ``transformers`` made from small configurations. The
-  methods take turns in one process, each for its own number of steps; times are the process's own,
-  and a ratio is how much longer a method takes than another in the same turn. All private
-  methods draw a batch, clip every record's gradient and add noise. Opacus's sums of clipped
-  gradients are first held against autograd's record by record; what it raises is stored in the
-  place of a time. The trainer's figure includes everything that :meth:`DPTrainer.fit` does, from
-  fresh weights to the accuracy on 10 records, on Poisson batches; what it checks before anything is
-  trained is timed apart. Rows of "own loss" come first: what a user writes, one line of torch that
-  this package does not know. With ``--device``, everything is on that device, times are those of
-  the wall, and each run ends when the device has finished.
+* ``time``: one step of a model as a user writes it, with torch's own layers and a loss of one line,
+  on random data. All methods take turns in one process on one core; times are the process's own,
+  and a ratio is that of two methods in the same turn. All private methods draw a batch, clip every
+  record's gradient and add noise. Our figure includes all that ``DPTrainer.fit`` does, from fresh
+  weights to the accuracy on 10 records (of a published run, the checks of the trained weights,
+  too); what is checked before anything is trained is timed apart. Opacus gets its own layers where
+  it needs them (``ModuleValidator.fix``); what it raises is stored in the place of a time. JAX
+  Privacy, jitted, is there for three models where it is installed; the first steps, which compile,
+  are not counted. With ``--device``, everything is on that device, and times are those of the wall.
 * ``memory``: some steps of each method in a process of its own: the peak of its memory over what it
-  held before (with data, model, and what the trainer checks before the first step), and processor
-  time for a step. Models: those of ``time``, and an encoder with a table of 8,000 words and a width
-  of 128, where the gradients of single records are large.
+  held before, and processor time for a step.
 """
 
 from __future__ import annotations
@@ -34,58 +29,57 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from opacus import GradSampleModule
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
-from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 
-from benchmarks.common import (
-    BenchmarkParser,
-    results_folder,
-    save_results,
-    seconds,
-)
-from botorch_dp.training import (
-    DPTrainer,
-    TrainTest,
-    cross_entropy_loss,
-    logistic_loss,
-    logistic_regression,
-    multilayer_perceptron,
-)
-from botorch_dp.training.engines.fused import FusedEngine
-from botorch_dp.training.plan import Sampling
+from benchmarks.common import BenchmarkParser, results_folder, save_results, seconds
+from benchmarks.tables import markdown, stored, two_digits
+from botorch_dp.training import DPTrainer, TrainTest
 from botorch_dp.training.records import Inputs, parts
 
-RATE, CLIP, NOISE, REPLICATES = 0.05, 1.0, 2.0, 10
+RATE, CLIP, NOISE = 0.05, 1.0, 2.0
+Loss = Callable[[Tensor, Tensor], Tensor]
+#: A run of some steps, and how many.
+Method = tuple[Callable[[], object], int]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One model on one shape of data; the loss as a module, for those who need a mean."""
+    """One model on one shape of data; ``slow`` are steps of a method that forms gradients."""
 
     factory: Callable[[], nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    own: dict[str, Callable[[Tensor, Tensor], Tensor]]
-    """Losses of single records as a user writes them."""
-    module: nn.Module
-    data: TrainTest
+    X: Inputs
+    Y: Tensor
     batch_size: int
     epochs: int
-    slow_steps: int
-    """Steps of the hooks in one turn; the others take more."""
-    brief: bool = False
-    """Whether to leave out what only compares our own ways to train."""
+    slow: int
+    in_jax: bool = False
 
-    def outputs(self, model: nn.Module, X: Inputs) -> Tensor:
-        """Scores of a batch as ``module`` takes them."""
-        scores = called(model, X)
-        return scores.squeeze(-1) if self.data.train_Y.dim() == 1 else scores
+    @property
+    def binary(self) -> bool:
+        return self.Y.is_floating_point()
+
+    def loss(self, *, weights: bool = False, mean: bool = False) -> Loss:
+        """As a user writes it: of each record, or the mean."""
+        how = "mean" if mean else "none"
+        if not self.binary:
+            weight = torch.linspace(0.1, 1.0, 10) if weights else None
+            return nn.CrossEntropyLoss(weight=weight, reduction=how)
+        entropy = nn.BCEWithLogitsLoss(
+            pos_weight=torch.tensor([0.5]) if weights else None, reduction=how
+        )
+        return entropy if mean else lambda outputs, targets: entropy(outputs, targets).squeeze(1)
+
+    def batch(self, places: Tensor) -> tuple[Inputs, Tensor]:
+        return picked(self.X, places), self.Y[places]
 
 
 def called(model: nn.Module, X: Inputs) -> Tensor:
@@ -94,140 +88,43 @@ def called(model: nn.Module, X: Inputs) -> Tensor:
 
 
 def picked(X: Inputs, places: Tensor) -> Inputs:
-    """Some of the records."""
     return {key: part[places] for key, part in X.items()} if isinstance(X, dict) else X[places]
 
 
-def softplus_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.softplus(-(2 * targets - 1) * outputs.squeeze(-1))
+def unread(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss that no trainer knows: the focal loss, or the logistic one by hand."""
+    if targets.is_floating_point():
+        return F.softplus(-(2 * targets - 1) * outputs).squeeze(-1)
+    logs = F.log_softmax(outputs, dim=-1).gather(1, targets.unsqueeze(1)).squeeze(1)
+    return -((1 - logs.exp()) ** 2) * logs
 
 
-def entropy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), targets, reduction="none")
+class Pooled(nn.Module):
+    """Tokens, torch's own layers, and a mean over the places, or the last one."""
 
-
-def classes_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def adult() -> Setting:
-    X = torch.rand(30_956, 123).lt(0.11).float()
-    y = torch.rand(30_956).lt(0.24).float()
-    return Setting(
-        partial(logistic_regression, 123),
-        logistic_loss,
-        {"softplus": softplus_loss, "binary cross-entropy": entropy_loss},
-        nn.BCEWithLogitsLoss(),
-        TrainTest(X, y, X[:10], y[:10]),
-        batch_size=256,
-        epochs=3,
-        slow_steps=60,
-    )
-
-
-def adult_column() -> Setting:
-    """Targets in a column, for which torch's own losses can be passed as they are."""
-    setting = adult()
-    X, y = setting.data.train_X, setting.data.train_Y.unsqueeze(1)
-    loss = F.binary_cross_entropy_with_logits
-    own = {
-        "`F.binary_cross_entropy_with_logits`": loss,
-        "`F.mse_loss`": F.mse_loss,
-        "a lambda that calls the former": lambda outputs, targets: loss(outputs, targets),
-    }
-    data = TrainTest(X, y, X[:10], y[:10])
-    return replace(setting, loss=loss, own=own, data=data, brief=True)
-
-
-def mnist() -> Setting:
-    X, y = torch.rand(12_000, 784), torch.randint(10, (12_000,))
-    return Setting(
-        partial(multilayer_perceptron, 784, 10, (1000,)),
-        cross_entropy_loss,
-        {"cross-entropy": classes_loss},
-        nn.CrossEntropyLoss(),
-        TrainTest(X, y, X[:10], y[:10]),
-        batch_size=600,
-        epochs=1,
-        slow_steps=2,
-    )
-
-
-class Encoder(nn.Module):
-    """Tokens, one layer of attention by Opacus (torch's own has no hooks) and a mean."""
-
-    def __init__(self) -> None:
+    def __init__(self, words: int, width: int, *, layers: int = 0) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.attention = DPMultiheadAttention(32, 4, batch_first=True)
-        self.first, self.second = nn.LayerNorm(32), nn.LayerNorm(32)
-        self.wide = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
-        self.head = nn.Linear(32, 10)
+        self.embedding = nn.Embedding(words, width)
+        self.inner: nn.Module = nn.LSTM(width, width, batch_first=True)
+        if layers:
+            layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+            self.inner = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 10)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.embedding(tokens)
-        hidden = self.first(hidden + self.attention(hidden, hidden, hidden)[0])
-        return self.head(self.second(hidden + self.wide(hidden)).mean(dim=1))
-
-
-class Recurrent(nn.Module):
-    """Tokens, Opacus's recurrent layer (torch's own is not vectorized) and its last state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.cell = DPLSTM(32, 32, batch_first=True)
-        self.head = nn.Linear(32, 10)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.cell(self.embedding(tokens))[0][:, -1])
+        hidden = self.inner(self.embedding(tokens))
+        return self.head(hidden[0][:, -1] if isinstance(hidden, tuple) else hidden.mean(dim=1))
 
 
 def convolutional_network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 16, 8, 2, padding=3),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, 2),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.ReLU(),
-        nn.Linear(32, 10),
+        *(nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1)),
+        *(nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1)),
+        *(nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10)),
     )
 
 
-def convolutional() -> Setting:
-    return any_model(convolutional_network, torch.rand(1280, 1, 28, 28))
-
-
-def encoder() -> Setting:
-    return any_model(Encoder, torch.randint(50, (1280, 20)))
-
-
-def recurrent() -> Setting:
-    return any_model(Recurrent, torch.randint(50, (1280, 20)))
-
-
-class TorchEncoder(nn.Module):
-    """Tokens, torch's own transformer layer and a mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(32, 10)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.layer(self.embedding(tokens)).mean(dim=1))
-
-
-def torch_encoder() -> Setting:
-    return replace(any_model(TorchEncoder, torch.randint(50, (1280, 20))), brief=True)
-
-
-def distilbert_model() -> nn.Module:
+def distilbert() -> nn.Module:
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     sizes = {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 512}
@@ -238,400 +135,349 @@ def distilbert_model() -> nn.Module:
     return DistilBertForSequenceClassification(config)
 
 
-def frozen_distilbert_model() -> nn.Module:
-    """Its tables frozen: Opacus has no gradients for positions that all records share."""
-    model = distilbert_model()
-    model.get_submodule("distilbert.embeddings").requires_grad_(False)
-    return model
+def adult() -> Setting:
+    X = torch.rand(30_956, 123).lt(0.11).float()
+    y = torch.rand(30_956, 1).lt(0.24).float()
+    return Setting(lambda: nn.Linear(123, 1), X, y, 256, 3, 60, in_jax=True)
 
 
-def gpt2_model() -> nn.Module:
-    from transformers import GPT2Config, GPT2ForSequenceClassification
-
-    sizes = {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 32}
-    drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = GPT2Config(vocab_size=1000, num_labels=10, **sizes, **drops, **ends)
-    return GPT2ForSequenceClassification(config)
-
-
-def hugging_face(factory: Callable[[], nn.Module]) -> Setting:
-    """Sentences of 16 to 32 tokens with their masks."""
-    tokens, lengths = torch.randint(3, 1000, (256, 32)), torch.randint(16, 33, (256, 1))
-    mask = (torch.arange(32) < lengths).long()
-    setting = any_model(factory, {"input_ids": tokens * mask, "attention_mask": mask})
-    return replace(setting, batch_size=32, epochs=8, slow_steps=8, brief=True)
-
-
-def any_model(factory: Callable[[], nn.Module], X: Inputs) -> Setting:
+def of_classes(
+    factory: Callable[[], nn.Module], X: Inputs, m: int, epochs: int, slow: int
+) -> Setting:
     n = len(next(iter(parts(X).values())))
-    y = torch.randint(10, (n,))
-    first = torch.arange(10)
-    data = TrainTest(X, y, picked(X, first), y[:10])
-    loss = nn.CrossEntropyLoss()
-    own = {"cross-entropy": classes_loss}
-    return Setting(
-        factory, cross_entropy_loss, own, loss, data, batch_size=128, epochs=5, slow_steps=5
-    )
+    return Setting(factory, X, torch.randint(10, (n,)), m, epochs, slow)
 
 
-def random_batch(setting: Setting) -> tuple[Inputs, Tensor]:
-    """A batch for the private baselines, by Opacus's own Poisson sampler's rule."""
-    n = len(setting.data.train_Y)
-    indices = (torch.rand(n) < setting.batch_size / n).nonzero().flatten()
-    return picked(setting.data.train_X, indices), setting.data.train_Y[indices]
+def mnist() -> Setting:
+    net = partial(nn.Sequential, nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 10))
+    return replace(of_classes(net, torch.rand(12_000, 784), 600, 1, 2), in_jax=True)
 
 
-def plain_sgd(
-    setting: Setting, loss: Callable[[Tensor, Tensor], Tensor] | None = None
-) -> tuple[Callable[[], None], int]:
+def images() -> Setting:
+    return of_classes(convolutional_network, torch.rand(2560, 1, 28, 28), 128, 10, 10)
+
+
+def sentences(words: int = 2000, *, layers: int = 0) -> Setting:
+    model = partial(Pooled, words, 128 if layers else 64, layers=layers)
+    length, epochs = (64, 6) if layers else (32, 25)
+    setting = of_classes(model, torch.randint(words, (512, length)), 64, epochs, 8)
+    return replace(setting, in_jax=not layers)
+
+
+def masked() -> Setting:
+    """Sentences of 16 to 32 tokens with their masks."""
+    tokens, lengths = torch.randint(3, 1000, (512, 32)), torch.randint(16, 33, (512, 1))
+    mask = (torch.arange(32) < lengths).long()
+    return of_classes(distilbert, {"input_ids": tokens * mask, "attention_mask": mask}, 32, 10, 8)
+
+
+MODELS: dict[str, Callable[[], Setting]] = {
+    "logistic regression, 123 numbers, batch 256": adult,
+    "network 784-1000-10, batch 600": mnist,
+    "convolutional network, 28 x 28, batch 128": images,
+    "`nn.TransformerEncoder`, 64 tokens, width 128, batch 64": partial(sentences, layers=2),
+    "`nn.Embedding` and `nn.LSTM`, 32 tokens, width 64, batch 64": sentences,
+    "DistilBERT of width 128, 32 tokens, batch 32": masked,
+}
+
+
+def random_places(setting: Setting) -> Tensor:
+    """A batch by the rule of Opacus's own Poisson sampler."""
+    n = len(setting.Y)
+    return (torch.rand(n) < setting.batch_size / n).nonzero().flatten()
+
+
+def plain_sgd(setting: Setting) -> Method:
     """Autograd, ``torch.optim.SGD`` and shuffled epochs: neither clipping nor noise."""
-    model, n, m = setting.factory().train(), len(setting.data.train_Y), setting.batch_size
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    X, Y = setting.data.train_X, setting.data.train_Y
+    model, n, m = setting.factory().train(), len(setting.Y), setting.batch_size
+    optimizer, loss = torch.optim.SGD(model.parameters(), lr=RATE), setting.loss(mean=True)
 
     def run() -> None:
         for _ in range(setting.epochs):
-            for indices in torch.randperm(n).split(m)[: n // m]:
+            for places in torch.randperm(n).split(m)[: n // m]:
                 optimizer.zero_grad()
-                batch = picked(X, indices)
-                if loss is None:
-                    setting.module(setting.outputs(model, batch), Y[indices]).backward()
-                else:
-                    loss(called(model, batch), Y[indices]).mean().backward()
+                X, Y = setting.batch(places)
+                loss(called(model, X), Y).backward()
                 optimizer.step()
 
     return run, setting.epochs * (n // m)
 
 
-def opacus_step(
-    setting: Setting, model: nn.Module, *, ghost: bool, noise: float, expected: int, rate: float
-) -> Callable[[Inputs, Tensor], None]:
-    """A step of Opacus as it comes: by hooks, or by norms first and a second backward pass."""
-    how = {"noise_multiplier": noise, "max_grad_norm": CLIP, "expected_batch_size": expected}
-    plain = torch.optim.SGD(model.parameters(), lr=rate)
+def ours(
+    setting: Setting, loss: Loss | None = None, *, publish: bool = False, engine: str = "auto"
+) -> Method:
+    first = torch.arange(10)
+    data = TrainTest(setting.X, setting.Y, *setting.batch(first))
+    trainer = DPTrainer(setting.factory, loss or setting.loss(), data, engine=engine)
+    steps = setting.epochs * (len(setting.Y) // setting.batch_size)
+    settings = {"learning_rate": RATE, "clip_norm": CLIP, "noise_multiplier": NOISE}
+    settings |= {"batch_size": setting.batch_size, "epochs": setting.epochs}
+    return lambda: trainer.fit(**settings, seed=None if publish else 0, publish=publish), steps
+
+
+def opacus(setting: Setting, *, ghost: bool = False) -> Method:
+    """Opacus as it comes: by hooks, or by norms first and a second backward pass."""
+    model = ModuleValidator.fix(setting.factory().train())
+    how = {"max_grad_norm": CLIP, "expected_batch_size": setting.batch_size}
+    plain, mean = torch.optim.SGD(model.parameters(), lr=RATE), setting.loss(mean=True)
     if ghost:
-        wrapped: nn.Module = GradSampleModuleFastGradientClipping(
+        wrapped: Any = GradSampleModuleFastGradientClipping(
             model, max_grad_norm=CLIP, use_ghost_clipping=True
         )
-        optimizer = DPOptimizerFastGradientClipping(plain, **how)
-        criterion = DPLossFastGradientClipping(wrapped, optimizer, setting.module)
+        optimizer: Any = DPOptimizerFastGradientClipping(plain, noise_multiplier=NOISE, **how)
+        criterion: Any = DPLossFastGradientClipping(wrapped, optimizer, mean)
     else:
-        wrapped, criterion = GradSampleModule(model), setting.module
-        optimizer = DPOptimizer(plain, **how)
-
-    def step(X: Inputs, Y: Tensor) -> None:
-        optimizer.zero_grad()
-        criterion(setting.outputs(wrapped, X), Y).backward()
-        optimizer.step()
-
-    return step
-
-
-def opacus(setting: Setting, *, ghost: bool = False) -> tuple[Callable[[], None], int]:
-    """Steps of Opacus on batches that are drawn as its sampler draws them."""
-    model, expected = setting.factory().train(), setting.batch_size
-    step = opacus_step(setting, model, ghost=ghost, noise=NOISE, expected=expected, rate=RATE)
-    steps = setting.slow_steps * (5 if ghost and not setting.brief else 1)
+        wrapped, criterion = GradSampleModule(model), mean
+        optimizer = DPOptimizer(plain, noise_multiplier=NOISE, **how)
+    steps = setting.slow * (5 if ghost else 1)
 
     def run() -> None:
         for _ in range(steps):
-            step(*random_batch(setting))
+            X, Y = setting.batch(random_places(setting))
+            optimizer.zero_grad()
+            scores = called(wrapped, X)
+            # Ghost clipping multiplies losses by factors of the records, which are a row.
+            criterion(scores.squeeze(-1) if setting.binary else scores, Y.view(len(Y))).backward()
+            optimizer.step()
 
     return run, steps
 
 
-def distance_of_opacus(setting: Setting, *, ghost: bool) -> float:
-    """How far its sum of clipped gradients is from autograd's, relative to the norm of that.
+def jax_privacy(setting: Setting) -> Method:
+    """Jitted steps on batches of a fixed size; with microbatches where they take less time."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax_privacy.clipping import clipped_grad
 
-    Autograd's gradients are those of one record at a time; the sums are over 16 records.
-    """
-    torch.manual_seed(1)
-    model, places = setting.factory().train(), torch.arange(16)
-    X, Y = picked(setting.data.train_X, places), setting.data.train_Y[places]
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    expected = [torch.zeros_like(parameter) for parameter in trained]
-    for place in places:
-        one = place.unsqueeze(0)
-        loss = setting.module(setting.outputs(model, picked(X, one)), Y[one])
-        slopes = torch.autograd.grad(loss, trained)
-        norm = torch.stack([slope.norm() for slope in slopes]).norm()
-        for total, slope in zip(expected, slopes, strict=True):
-            total += slope * (CLIP / norm).clamp(max=1)
-    before = [parameter.detach().clone() for parameter in trained]
-    opacus_step(setting, model, ghost=ghost, noise=0.0, expected=1, rate=1.0)(X, Y)
-    wrong = [
-        old - new.detach() - total
-        for old, new, total in zip(before, trained, expected, strict=True)
-    ]
-    return float(_norm(wrong) / _norm(expected))
+    kept = {name: p.detach().numpy() for name, p in setting.factory().named_parameters()}
+    assert isinstance(setting.X, Tensor)
+    X, Y, m = setting.X.numpy(), setting.Y.numpy(), setting.batch_size
+
+    def outputs(p: Any, x: Any) -> Any:
+        if "inner.weight_hh_l0" not in p:
+            for layer in sorted({name.split(".")[0] for name in p if name.endswith("weight")}):
+                x = jnp.maximum(x, 0) if layer not in ("0", "weight") else x
+                key = "" if layer == "weight" else f"{layer}."
+                x = x @ p[f"{key}weight"].T + p[f"{key}bias"]
+            return x
+        gates = p["embedding.weight"][x] @ p["inner.weight_ih_l0"].T + p["inner.bias_ih_l0"]
+
+        def cell(state: Any, gate: Any) -> Any:
+            h, c = state
+            i, f, g, o = jnp.split(
+                gate + h @ p["inner.weight_hh_l0"].T + p["inner.bias_hh_l0"], 4, axis=-1
+            )
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            return (h, c), None
+
+        zero = jnp.zeros((len(x), 64))
+        (h, _), _ = jax.lax.scan(cell, (zero, zero), gates.transpose(1, 0, 2))
+        return h @ p["head.weight"].T + p["head.bias"]
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        scores = outputs(p, x)
+        if setting.binary:
+            return (jax.nn.softplus(scores) - y * scores).mean()
+        return -jnp.take_along_axis(jax.nn.log_softmax(scores), y[:, None], 1).mean()
+
+    def method(size: int | None) -> Method:
+        summed = clipped_grad(loss, l2_clip_norm=CLIP, batch_argnums=(1, 2), microbatch_size=size)
+
+        @jax.jit
+        def step(p: Any, key: Any, x: Any, y: Any) -> Any:
+            key, *keys = jax.random.split(key, len(p) + 1)
+            found = summed(p, x, y)
+            noisy = {
+                name: found[name] + NOISE * CLIP * jax.random.normal(k, found[name].shape)
+                for name, k in zip(found, keys, strict=True)
+            }
+            return {name: p[name] - RATE / m * noisy[name] for name in p}, key
+
+        state = ({name: jnp.asarray(value) for name, value in kept.items()}, jax.random.key(0))
+        draws = np.random.default_rng(0)
+
+        def run() -> None:
+            nonlocal state
+            for _ in range(setting.slow):
+                places = draws.integers(len(Y), size=m)
+                state = step(*state, X[places], Y[places])
+            jax.block_until_ready(state)
+
+        run()
+        return run, setting.slow
+
+    return min((method(size) for size in (None, m // 8)), key=lambda each: seconds(each[0]))
 
 
-def _norm(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([tensor.norm() for tensor in tensors]).norm()
-
-
-def ours(
-    setting: Setting,
-    *,
-    replicates: int = 1,
-    publish: bool = False,
-    sampling: Sampling = "poisson",
-    engine: str = "auto",
-) -> tuple[Callable[[], None], int]:
-    """``DPTrainer``; steps are counted over all replicates."""
-    trainer = DPTrainer(
-        setting.factory,
-        setting.loss,
-        setting.data,
-        sampling=sampling,
-        engine=engine,
-    )
-    epochs = setting.epochs
-    settings = {
-        "learning_rate": RATE,
-        "clip_norm": CLIP,
-        "noise_multiplier": NOISE,
-        "batch_size": setting.batch_size,
-        "epochs": epochs,
+def measured(setting: Setting, turns: int) -> dict[str, Any]:
+    methods: dict[str, Method] = {
+        "plain SGD": plain_sgd(setting),
+        "own loss": ours(setting),
+        "own loss, published": ours(setting, publish=True),
+        "weights": ours(setting, setting.loss(weights=True)),
+        "another loss": ours(setting, unread),
     }
-
-    def run() -> None:
-        if replicates > 1:
-            trainer.replicates(range(replicates), **settings)
-        else:
-            trainer.fit(**settings, seed=None if publish else 0, publish=publish)
-
-    return run, replicates * epochs * (len(setting.data.train_Y) // setting.batch_size)
-
-
-def measured(setting: Setting, turns: int) -> dict[str, object]:
-    fused = FusedEngine.why_not(setting.factory(), setting.data.train_X) is None
-    results: dict[str, object] = {}
-    methods: dict[str, tuple[Callable[[], None], int]] = {}
-    for name, own in setting.own.items():
-        theirs = replace(setting, loss=own)
-        methods |= {
-            f"own loss: {name}": ours(theirs),
-            f"own loss: {name}, published": ours(theirs, publish=True),
-            f"own loss: {name}, plain SGD": plain_sgd(setting, own),
-        }
-    if not setting.brief:
-        methods |= {
-            "DPTrainer": ours(setting),
-            "plain SGD": plain_sgd(setting),
-            "DPTrainer, fixed batches": ours(setting, sampling="without_replacement"),
-            "DPTrainer, published": ours(setting, publish=True),
-        }
-        if setting.slow_steps >= 5:  # the hooks take a second for a step of the network
-            methods["DPTrainer, by Opacus"] = ours(setting, engine="opacus")
-    for name, ghost in (("Opacus hooks", False), ("Opacus ghost clipping", True)):
+    results: dict[str, Any] = {}
+    others: dict[str, Callable[[Setting], Method]] = {
+        "Opacus hooks": opacus,
+        "Opacus ghost": partial(opacus, ghost=True),
+    }
+    if setting.in_jax and importlib.util.find_spec("jax_privacy"):
+        others["JAX Privacy"] = jax_privacy
+    for name, make in others.items():
         try:
-            distance = distance_of_opacus(setting, ghost=ghost)
-            method = opacus(setting, ghost=ghost)
+            method = make(setting)
             method[0]()
+            methods[name] = method
         except Exception as error:  # it cannot train all models
-            results[name] = {"raises": f"{type(error).__name__}: {error}".splitlines()[0]}
-            print(f"  {name:27s} raises {type(error).__name__}")
-            continue
-        methods[name] = method
-        results[f"{name}, distance from single records"] = distance
-        print(f"  {name:27s} is {distance:.2g} from the sums over single records")
-    if fused and not setting.brief:
-        methods |= {
-            f"{REPLICATES} replicates": ours(setting, replicates=REPLICATES),
-            f"{REPLICATES} replicates, fixed batches": ours(
-                setting, replicates=REPLICATES, sampling="without_replacement"
-            ),
-        }
+            results[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            print(f"  {name} raises {results[name]}")
     for run, _ in methods.values():
         run()
     taken: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(turns):
         for name, (run, steps) in methods.items():
             taken[name].append(_seconds(run) / steps)
-    started = seconds(lambda: DPTrainer(setting.factory, setting.loss, setting.data))
-    results["seconds before the first step"] = started
-    print(f"  {1e3 * started:.0f} ms of checks before the first step")
-    first = next(iter(methods)) if setting.brief else "DPTrainer"
-    for name, times in taken.items():
-        results[name] = _compared(name, times, taken[first], first)
-    for name in ("DPTrainer", f"{REPLICATES} replicates"):
-        fixed = f"{name}, fixed batches"
-        if fixed in taken:
-            results[f"{name}, Poisson against fixed"] = _compared(
-                f"{name}, Poisson", taken[name], taken[fixed], "fixed"
-            )
-    for name in setting.own:
-        for how in ("", ", published"):
-            row = f"own loss: {name}{how}"
-            for other in (f"own loss: {name}, plain SGD", "Opacus hooks", "Opacus ghost clipping"):
-                if other in taken:
-                    against = taken[other]
-                    results[f"{row}, over {other.rpartition(', ')[2]}"] = _compared(
-                        row, taken[row], against, other
-                    )
-    if not setting.brief:
-        results["DPTrainer, over plain SGD"] = _compared(
-            "DPTrainer", taken["DPTrainer"], taken["plain SGD"], "plain SGD"
-        )
+    results["checks"] = seconds(lambda: ours(setting))
+    for name, spent in taken.items():
+        results[name] = {"microseconds a record": 1e6 * statistics.median(spent)}
+        results[name]["microseconds a record"] /= setting.batch_size
+        # How long a method of ours takes in units of the other's time, in the same turn.
+        for mine in ("own loss", "own loss, published", "weights", "another loss"):
+            ratios = sorted(a / b for a, b in zip(taken[mine], spent, strict=True))
+            results[name][mine] = [statistics.median(ratios), ratios[0], ratios[-1]]
+        print(f"  {name:20s} {results[name]}", flush=True)
     return results
 
 
 def _seconds(run: Callable[[], object]) -> float:
     """The process's own seconds; on another device those of the wall, to the end of its work."""
-    device = torch.get_default_device().type
-    if device == "cpu":
+    if torch.get_default_device().type == "cpu":
         return seconds(run, time.process_time)
     torch.accelerator.synchronize()
     return seconds(lambda: (run(), torch.accelerator.synchronize()))
 
 
-def _compared(
-    name: str, times: list[float], reference: list[float], other: str
-) -> dict[str, object]:
-    ratios = sorted(t / f for t, f in zip(times, reference, strict=True))
-    print(
-        f"  {name:27s} {1e3 * statistics.median(times):9.3f} ms a step, "
-        f"{statistics.median(ratios):6.2f}x {other} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    )
-    return {
-        "seconds per step": statistics.median(times),
-        f"times {other}": statistics.median(ratios),
-        "range": [ratios[0], ratios[-1]],
-    }
+def times(turns: int, only: str) -> None:
+    """All ratios, stored as ``trainers.json`` after each model."""
+    device = torch.get_default_device().type
+    name = "trainers" if device == "cpu" else f"trainers_{device}"
+    file = results_folder() / f"{name}.json"
+    results = json.loads(file.read_text()) if only and file.exists() else {}
+    if device == "cpu" and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # JAX takes all that it may have
+    for model, make in MODELS.items():
+        if only in model:
+            print(model)
+            results[model] = {"turns": turns, **measured(make(), turns)}
+            save_results(name, results)
 
 
-class WideEncoder(Encoder):
-    """The encoder of ``trainers`` with more words and wider layers."""
-
-    def __init__(self) -> None:
-        nn.Module.__init__(self)
-        self.embedding = nn.Embedding(8000, 128)
-        self.attention = DPMultiheadAttention(128, 4, batch_first=True)
-        self.first, self.second = nn.LayerNorm(128), nn.LayerNorm(128)
-        self.wide = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 128))
-        self.head = nn.Linear(128, 10)
-
-
-def wide() -> Setting:
-    return any_model(WideEncoder, torch.randint(8000, (384, 20)))
-
-
-MODELS = {
-    "convolutional network": convolutional,
-    "encoder": encoder,
-    "recurrent network": recurrent,
-    "wide encoder": wide,
+#: Memory is that of a larger table, where the gradients of single records are large.
+LARGE: dict[str, Callable[[], Setting]] = {
+    "convolutional network": images,
+    "`nn.TransformerEncoder`, 8,000 words": partial(sentences, 8000, layers=2),
+    "`nn.LSTM`": sentences,
 }
-
-
-def peak_kilobytes() -> int:
-    """The most memory that this process has held."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0])
-
-
-def alone(setting: str, method: str) -> dict[str, float]:
-    """Megabytes and milliseconds of alone method, in this process."""
-    warnings.filterwarnings("ignore")
-    torch.manual_seed(0)
-    before = peak_kilobytes()
-    run, steps = METHODS[method](MODELS[setting]())
-    run()
-    peak = peak_kilobytes()
-    start = time.process_time()
-    run()
-    milliseconds = 1e3 * (time.process_time() - start) / steps
-    return {"megabytes": (peak - before) / 1024, "milliseconds a step": milliseconds}
-
-
-def in_a_process(setting: str, method: str) -> dict[str, float] | str:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.trainers", "--one", setting, method],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        return done.stderr.strip().splitlines()[-1]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def with_engine(setting: Setting, engine: str) -> tuple[Callable[[], None], int]:
-    """One epoch of ``DPTrainer`` with an engine of its own choice or another one."""
-    trainer = DPTrainer(setting.factory, setting.loss, setting.data, engine=engine)
-    steps = len(setting.data.train_Y) // setting.batch_size
-    settings = {
-        "learning_rate": RATE,
-        "clip_norm": CLIP,
-        "noise_multiplier": NOISE,
-        "batch_size": setting.batch_size,
-        "epochs": 1,
-    }
-    return lambda: trainer.fit(**settings, seed=0) and None, steps
-
-
-METHODS = {
+METHODS: dict[str, Callable[[Setting], Method]] = {
     "plain SGD": plain_sgd,
-    "ghost": partial(with_engine, engine="ghost"),
-    "per_record": partial(with_engine, engine="per_record"),
+    "ghost": partial(ours, engine="ghost"),
+    "per_record": partial(ours, engine="per_record"),
     "Opacus hooks": opacus,
     "Opacus ghost": partial(opacus, ghost=True),
 }
 
 
+def alone(model: str, method: str) -> dict[str, float]:
+    """Megabytes and milliseconds of one method, in this process."""
+
+    def peak() -> int:
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+    warnings.filterwarnings("ignore")
+    torch.manual_seed(0)
+    before = peak()
+    run, steps = METHODS[method](LARGE[model]())
+    run()
+    most = peak()
+    spent = seconds(run, time.process_time) / steps
+    return {"megabytes": (most - before) / 1024, "milliseconds a step": 1e3 * spent}
+
+
 def memory(turns: int, only: str) -> None:
-    """Medians over the turns, stored as ``clipping.json``."""
-    results: dict[str, object] = {"turns": turns}
-    for setting in (name for name in MODELS if only in name):
-        print(setting)
-        results[setting] = shown = {}
+    """Medians over the turns, stored as ``clipping.json``; what a method raises in their place."""
+    results: dict[str, Any] = {"turns": turns}
+    for model in (name for name in LARGE if only in name):
+        results[model] = {}
         for method in METHODS:
-            answers = [in_a_process(setting, method) for _ in range(turns)]
-            numbers = [answer for answer in answers if not isinstance(answer, str)]
-            if len(numbers) < turns:  # a method that cannot train this model says why
-                shown[method] = next(answer for answer in answers if isinstance(answer, str))
-                print(f"  {method:14s} {shown[method]}")
-                continue
-            medians = {key: statistics.median(n[key] for n in numbers) for key in numbers[0]}
-            shown[method] = medians
-            print(
-                f"  {method:14s} {medians['megabytes']:8.0f} MB, "
-                f"{medians['milliseconds a step']:8.1f} ms a step",
-                flush=True,
-            )
+            done = [
+                subprocess.run(
+                    [sys.executable, "-m", "benchmarks.trainers", "--one", model, method],
+                    capture_output=True,
+                    text=True,
+                )
+                for _ in range(turns)
+            ]
+            if any(each.returncode for each in done):
+                results[model][method] = done[0].stderr.strip().splitlines()[-1]
+            else:
+                found = [json.loads(each.stdout.splitlines()[-1]) for each in done]
+                results[model][method] = {
+                    key: statistics.median(each[key] for each in found) for key in found[0]
+                }
+            print(f"{model}: {method}: {results[model][method]}", flush=True)
     save_results("clipping", results)
 
 
-def times(turns: int, only: str) -> None:
-    """All ratios, stored as ``trainers.json`` after each model."""
-    device = torch.get_default_device().type
-    stored = "trainers" if device == "cpu" else f"trainers_{device}"
-    file = results_folder() / f"{stored}.json"
-    results = json.loads(file.read_text()) if only and file.exists() else {}
-    for name, make in (
-        ("logistic regression 123-1, batch 256", adult),
-        ("logistic regression, targets in a column", adult_column),
-        ("convolutional network, 28 x 28, batch 128", convolutional),
-        ("encoder, 20 tokens, batch 128", encoder),
-        ("torch's transformer layer, 20 tokens, batch 128", torch_encoder),
-        ("recurrent network, 20 tokens, batch 128", recurrent),
-        ("DistilBERT, 32 tokens, batch 32", partial(hugging_face, distilbert_model)),
-        (
-            "DistilBERT with frozen embeddings, 32 tokens, batch 32",
-            partial(hugging_face, frozen_distilbert_model),
-        ),
-        ("GPT-2, 32 tokens, batch 32", partial(hugging_face, gpt2_model)),
-        ("network 784-1000-10, batch 600", mnist),
-    ):
-        named = isinstance(make, partial)
-        if only in name and named and importlib.util.find_spec("transformers") is None:
-            print(f"{name}: left out, because transformers is not installed.")
-        elif only in name:
-            print(name)
-            results[name] = {"turns": turns, **measured(make(), turns)}
-            save_results(stored, results)
+def table_trainers() -> str:
+    """What each way to train takes over plain SGD, and over its peers."""
+    rows, peers, raised = [], [], []
+    for model, by in _models("trainers").items():
+        plain = by["plain SGD"]
+        kinds = ("own loss", "weights", "another loss", "own loss, published")
+        micros = f"{two_digits(plain['microseconds a record'])} µs"
+        rows.append([model, micros, *(_of(plain[kind]) for kind in kinds)])
+        cells = []
+        for peer in ("Opacus hooks", "Opacus ghost", "JAX Privacy"):
+            if isinstance(by.get(peer), str):
+                raised.append([model, peer, f"`{by[peer][:90]}`"])
+            for kind in ("own loss", "own loss, published"):
+                is_there = isinstance(by.get(peer), dict)
+                cells.append(_of(by[peer][kind]) if is_there else "–")
+        peers.append([model, *cells, f"{by['checks']:.2f} s"])
+    head = ["plain SGD, a record", "own loss", "with weights", "another loss", "published"]
+    of = [
+        f"{peer}, {how}"
+        for peer in ("Opacus hooks", "Opacus ghost", "JAX Privacy")
+        for how in ("seeded", "published")
+    ]
+    return (
+        markdown(["model", *head], rows)
+        + "\nOver its peers, with your own loss:\n\n"
+        + markdown(["model", *of, "checks before the first step"], peers)
+        + ("\nWhat the peers raise:\n\n" + markdown(["model", "", "error"], raised)) * bool(raised)
+    )
+
+
+def _models(name: str) -> dict[str, Any]:
+    return {model: by for model, by in stored(name).items() if model not in ("machine", "turns")}
+
+
+def _of(found: list[float]) -> str:
+    median, low, high = found
+    return f"{median:.2f} ({low:.2f} to {high:.2f})"
+
+
+def table_trainer_memory() -> str:
+    def cell(found: Any) -> str:
+        if isinstance(found, str):
+            return "raises"
+        return f"{found['megabytes']:,.0f} MB, {found['milliseconds a step']:,.0f} ms"
+
+    rows = [[m, *(cell(by[method]) for method in METHODS)] for m, by in _models("clipping").items()]
+    return markdown(["", *METHODS], rows)
 
 
 def main() -> None:
@@ -639,7 +485,7 @@ def main() -> None:
         print(json.dumps(alone(*sys.argv[2:])))
         return
     parser = BenchmarkParser("trainers", __doc__, minutes={"time": 8, "memory": 6})
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--device", default="cpu", help="where everything is, such as cuda")
     parser.add_argument("--only", default="", help="models whose names contain this")
     options = parser.parse_args()

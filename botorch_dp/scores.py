@@ -196,6 +196,10 @@ def rows_as_numbers(rows: Sequence[Any], shape: tuple[int, ...]) -> Numbers:
     return numbers
 
 
+#: Scores that are taken together, so that they stay in the cache.
+AT_ONCE = 2**15
+
+
 def grid_levels(num_records: int) -> float:
     """The largest power of two of which ``num_records`` add up exactly in double precision."""
     return float(1 << ((LARGEST_EXACT // num_records).bit_length() - 1))
@@ -208,9 +212,12 @@ def clipped_sum(scores: Tensor, bounds: tuple[float, float], *, nan_as: float) -
     or above the upper one), so replacing a record moves the sum by at most that, to the last bit.
     """
     low, high = bounds
-    values = scores.detach().cpu().double().nan_to_num(nan=nan_as).clamp(low, high)
-    levels = (values - low) / (high - low) * grid_levels(len(scores))
-    return float(levels.round().sum())
+    total = 0.0
+    for part in scores.detach().cpu().split(AT_ONCE):
+        values = part.double().nan_to_num(nan=nan_as).clamp(low, high)
+        levels = (values - low) / (high - low) * grid_levels(len(scores))
+        total += float(levels.round().sum())
+    return total
 
 
 @dataclass
@@ -227,10 +234,11 @@ class ScoreDiagnostics:
 
     def count(self, scores: Tensor, bounds: tuple[float, float]) -> None:
         """Add the scores of one evaluation."""
-        scores = scores.detach().double()
-        self.num_below += int((scores < bounds[0]).sum())
-        self.num_above += int((scores > bounds[1]).sum())
-        self.num_nan += int(scores.isnan().sum())
+        for part in scores.detach().flatten().split(AT_ONCE):
+            part = part.double()
+            self.num_below += int((part < bounds[0]).sum())
+            self.num_above += int((part > bounds[1]).sum())
+            self.num_nan += int(part.isnan().sum())
 
 
 def without_subnormals(losses: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from botorch_dp.privacy import (
 )
 from botorch_dp.privacy.runs import Run
 from botorch_dp.scores import (
+    AT_ONCE,
     ScoreDiagnostics,
     Statistic,
     checked_scores,
@@ -51,8 +52,6 @@ Part = Literal["selection", "slope", "clip norm", "gradients", "score"]
 
 #: Configurations asked for at a time: what an interrupted run loses at most.
 CHUNK = 16
-#: Scores that are bounded together.
-_AT_ONCE = 2**15
 #: Integers with fewer values than this are chosen like categories: they have no slope.
 _SMOOTH_LEVELS = 8
 #: The part of the evaluations that chooses categories.
@@ -432,7 +431,7 @@ class ScoreTable:
         losses = torch.empty_like(scores, memory_format=torch.contiguous_format)
         # In parts that stay in the cache, and in place: a million records have 1.6 GB of scores.
         for row, loss in zip(scores, losses, strict=True):
-            for part, own in zip(row.split(_AT_ONCE), loss.split(_AT_ONCE), strict=True):
+            for part, own in zip(row.split(AT_ONCE), loss.split(AT_ONCE), strict=True):
                 self.diagnostics.count(part, settings.bounds)
                 torch.nan_to_num(part, nan=worst, posinf=high, neginf=low, out=own)
                 own.clamp_(low, high).sub_(low).div_(high - low).clamp_(0.0, 1.0)
