@@ -77,7 +77,7 @@ FIXED_BEFOREHAND = (
     "the hyper-parameters, the number of steps and the weights that training begins with were "
     "fixed without looking at the records (tuning on them costs privacy of its own)"
 )
-_DIFFERENT = "every row of the training data is another record: none comes twice"
+_DIFFERENT = "no record comes twice in the training data"
 _COUNT_IS_PUBLIC = (
     "the sampling probability and the number of steps count as public, although they were "
     "computed from the number of {counted}"

@@ -59,7 +59,7 @@ _TRAIN = (
     "it shows and keeps nothing of the records but what it returns"
 )
 _SECRET = (
-    "those it protects against learn neither how many trainings ran nor how long they took; "
+    "how many trainings ran and how long they took is hidden from those it protects against; "
     "whoever sees the machines, dashboards, databases or bills of the trainings learns both, and "
     "is trusted"
 )
