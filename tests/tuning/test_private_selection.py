@@ -108,7 +108,7 @@ class TestPublished:
         for condition in (
             "`train` is the mechanism that was described",
             "divided by 1,000",
-            "neither how many trainings ran nor how long they took",
+            "how many trainings ran and how long they took",
             "dashboards",
         ):
             assert condition in text
