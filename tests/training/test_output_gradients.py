@@ -103,6 +103,9 @@ READ: dict[str, tuple[Loss, Tensor]] = {
         torch.arange(27).view(9, 3) % 2,
     ),
     "regression": (F.mse_loss, torch.randn(9, 3)),
+    "absolute errors of a row": (
+        lambda o, t: F.l1_loss(o[0, :], t.view_as(o)[0], reduction="sum"), torch.randn(9, 3, 1)
+    ),
     "its mean over numbers": (
         lambda o, t: F.huber_loss(o, t, delta=0.3, reduction="none").mean(1), torch.randn(9, 3)
     ),
@@ -137,6 +140,10 @@ NOT_READ: dict[str, tuple[Loss, Tensor]] = {
     "a power": (lambda o, t: F.cross_entropy(o, t, reduction="none") ** 2, LABELS),
     "two losses": (lambda o, t: F.cross_entropy(o, t) + F.cross_entropy(o, t), LABELS),
     "columns exchanged": (lambda o, t: F.cross_entropy(o[:, [1, 0, 2]], t), LABELS),
+    "a column picked by a tensor": (
+        lambda o, t: F.cross_entropy(o[:, torch.arange(3)], t),
+        LABELS,
+    ),
     "labels exchanged": (lambda o, t: F.cross_entropy(o, (t + 1) % 3), LABELS),
     "random weights": (
         lambda o, t: F.cross_entropy(o, t, weight=torch.rand(3), reduction="sum"),
