@@ -44,7 +44,7 @@ def run(script: Path) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)  # `make tutorials` executes them whole
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_in_a_reduced_size(path: Path, tmp_path: Path) -> None:
     program = code_of(path)

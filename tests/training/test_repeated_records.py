@@ -74,4 +74,4 @@ def test_that_rows_are_different_records_is_a_condition(name: str) -> None:
     settings = {"learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 4.0}
     plans = (trainer.plan(**settings, batch_size=10, epochs=1), make_private(DIFFERENT[name]).plan)
     for plan in plans:
-        assert "every row of the training data is another record" in str(plan.guarantee)
+        assert "no record comes twice in the training data" in str(plan.guarantee)
