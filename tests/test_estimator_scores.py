@@ -211,7 +211,7 @@ def test_columns_have_the_types_of_public_ones_or_are_refused():
     estimator = HistGradientBoostingClassifier(categorical_features="from_dtype", max_iter=2)
     dates = pd.Series(pd.Timestamp("2024-01-01"), index=range(20))
     for wrong, words in (
-        (frame.astype({"a": str}), r"'a' \(str, and category in `train`\)"),
+        (frame.astype({"a": str}), r"'a' \((str|object), and category in `train`\)"),
         (frame[["a"]], "lacks the columns"),
         (frame.assign(b=dates), r"'b' \(datetime64.*, and int64 in `train`\)"),
         (frame.assign(b=dates, a=1), "'a' .*, 'b' .*"),
@@ -243,8 +243,21 @@ def test_what_is_wrong_with_the_estimator_is_shown():
         ({"train": (X, np.where(Y, "y", "n"))}, TypeError, "are numbers"),
         ({"train": (X, np.where(Y, "y", "n")), "loss": "squared"}, TypeError, "needs numbers"),
         ({"validation": (X, np.where(Y, "alive", "dead"))}, TypeError, "are texts"),
-        ({"validation": (X, pd.Series(np.where(Y, "alive", "dead")))}, TypeError, "are texts"),
-        ({"validation": (X, pd.Categorical(np.where(Y, "a", "d")))}, TypeError, "are texts"),
+        (
+            {"validation": (X.copy(), pd.Series(np.where(Y, "alive", "dead"), dtype="string"))},
+            TypeError,
+            "are texts",
+        ),
+        (
+            {
+                "validation": (
+                    X.copy(),
+                    pd.Series(np.where(Y, "a", "d"), dtype="string").astype("category"),
+                )
+            },
+            TypeError,
+            "are texts",
+        ),
         ({"validation": (X[:, :2], Y)}, ValueError, "have 2 features, .* have 3"),
         ({"validation": (X, np.eye(60))}, ValueError, "one label"),
         ({"validation": (X.astype(object), Y)}, TypeError, "of the kind"),

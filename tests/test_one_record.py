@@ -845,7 +845,7 @@ def test_records_on_a_boundary_do_not_change_sides_together() -> None:
             break
     else:
         pytest.skip("on this machine, rounding does not depend on the shape")
-    frames = [pd.DataFrame(t) for t in (train_X, table, table)]
+    frames = [pd.DataFrame(t.copy()) for t in (train_X, table, table)]
     frames[2].iloc[0, 0] = np.nan
     labels = np.full(n, model.predict(table)[0])
     D, neighbour = (

@@ -345,7 +345,7 @@ def test_types_decide_and_values_do_not() -> None:
     before = DPClassifier(1.0, epochs=1, **SEEDED).fit(frame, labels)
     for column, value in {
         "far": np.inf,
-        "day": pd.Timestamp("9999-12-31"),
+        "day": pd.Timestamp("2262-01-01"),
         "zoned": pd.NaT,
         "count": 2**62,
         "kind": None,
