@@ -1,9 +1,10 @@
 """Seeded DP-SGD and DP-Adam of linear models on 0/1 features, in C.
 
 The mechanism is that of ``DPTrainer(sampling="without_replacement")``, and so are the models of the
-ready problems on Adult, whose records have 14 ones among 123 features; tests hold both against
-each other. Random numbers are NumPy's, and nothing is ever released. Trainings take a tenth of the
-processor time and less, so that studies can have the paper's sizes. Needs a C compiler, ``cc``.
+ready problems on Adult, whose records have 14 ones among 123 features; ``dpareto_lead`` holds both
+against each other before it measures. Random numbers are NumPy's, and nothing is ever released.
+Trainings take a tenth of the processor time and less, so that studies can have the paper's sizes.
+Needs a C compiler, ``cc``.
 """
 
 from __future__ import annotations
