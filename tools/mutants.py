@@ -386,6 +386,7 @@ MUTANTS = [
         "training/output_gradients.py",
         "training/test_output_gradients.py",
         ("return found if same else None", "return found"),
+        ("F.cross_entropy and num_classes is None", "F.cross_entropy and False"),
     ),
     *_mutants(
         "training/engines/contributions.py",

@@ -121,7 +121,9 @@ def way_back(losses: Loss, X: Tensor, Y: Tensor) -> Tensor:
     return torch.autograd.grad(values.sum(), X)[0]
 
 
-def read_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> LossOfTorch | None:
+def read_loss(
+    loss: Loss, outputs: Tensor, targets: Tensor, num_classes: int | None
+) -> LossOfTorch | None:
     """What a loss does, if that is known and it does the same on synthetic records.
 
     A mean with weights, which divides by those of the batch, was refused before this is asked.
@@ -130,11 +132,13 @@ def read_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> LossOfTorch | Non
         loss: A loss of a batch of one.
         outputs: Of a few synthetic records, ``b x ...``.
         targets: Of these, ``b x ...``.
+        num_classes: If records with another label are left out of a batch. Otherwise the
+            cross-entropy is not read: it raises for a label that does not exist.
     """
     if known_gradient(loss) is not None:
         return None
     found = _read(loss, torch.ones_like(outputs[:1]), targets[:1].clone())
-    if found is None:
+    if found is None or (found.function is F.cross_entropy and num_classes is None):
         return None
     numbers = torch.linspace(-2, 2, outputs.numel(), device=outputs.device)
     outputs = numbers.to(outputs).view_as(outputs)

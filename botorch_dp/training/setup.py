@@ -122,7 +122,7 @@ class Setup:
         self._draws, self.num_classes = traits.draws, traits.num_classes
         #: Numbers in an output, trained numbers, and layers that multiply by weights.
         self.num_outputs = traits.outputs[0].numel()
-        self._read = read_loss(loss, traits.outputs, traits.targets)
+        self._read = read_loss(loss, traits.outputs, traits.targets, traits.num_classes)
         self.num_parameters = sum(parameter.numel() for parameter in trainable(model))
         self.layers = sum(parameter.dim() > 1 for parameter in trainable(model))
         if datasets is None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -120,7 +122,7 @@ def test_a_read_loss_has_the_gradients_of_batches_of_one(name: str, dtype: torch
     targets = targets.to(dtype) if targets.is_floating_point() else targets
     loss = loss.to(dtype) if isinstance(loss, nn.Module) else loss
     outputs = 3 * torch.randn(9, 3, dtype=dtype)
-    read = read_loss(loss, outputs, targets)
+    read = read_loss(loss, outputs, targets, num_classes=3)
     assert read is not None
     found = OutputGradient(read)(outputs, targets)
     assert found.dtype == dtype
@@ -162,7 +164,7 @@ NOT_READ: dict[str, tuple[Loss, Tensor]] = {
 @pytest.mark.parametrize("name", NOT_READ)
 def test_a_loss_that_does_anything_else_is_not_read(name: str) -> None:
     loss, targets = NOT_READ[name]
-    assert read_loss(loss, torch.randn(9, 3), targets) is None
+    assert read_loss(loss, torch.randn(9, 3), targets, num_classes=3) is None
 
 
 @pytest.mark.parametrize("engine", ["fused", "ghost", "per_record"])
@@ -180,3 +182,25 @@ def test_a_read_loss_is_not_called_on_records(engine: str) -> None:
     private = trainer.fit(target_epsilon=1.0, delta=1e-3, feature_norm=2.0, publish=True)
     assert calls == 0
     assert engine != "fused" or "your model and loss" not in str(private.guarantee)
+
+
+@pytest.mark.parametrize("as_targets", [lambda y: y.unsqueeze(1), lambda y: y.float()])
+def test_a_label_that_does_not_exist_is_left_out_or_a_condition(
+    as_targets: Callable[[Tensor], Tensor],
+) -> None:
+    """Which labels exist is known of a vector of integers, and of nothing else."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets.flatten().long(), reduction="none")
+
+    def trainer(targets: Tensor) -> DPTrainer:
+        return DPTrainer(lambda: nn.Linear(4, 3), loss, TrainTest(torch.randn(60, 4), targets))
+
+    settings = {"target_epsilon": 1.0, "delta": 1e-3, "feature_norm": 2.0}
+    wrong = torch.arange(60) % 3
+    wrong[5] = 7
+    known, unknown = trainer(wrong), trainer(as_targets(wrong))
+    assert known.fit(**settings, publish=True).steps
+    said = "raise no error for a single record"
+    assert said not in str(known.plan(**settings).guarantee)
+    assert said in str(unknown.plan(**settings).guarantee)
